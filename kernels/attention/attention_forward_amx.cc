@@ -382,8 +382,8 @@ void block(const AttentionForward<T>& call, const Plan& plan, const Buffers<T>& 
   beside.values.finish();
 }
 
-// Packs keys and values. Those that no query sees are packed as zeros, whatever they hold, and so are
-// channels that keys or values have fewer than the other.
+// Packs keys and values. Those that no query sees are packed as zeros, whatever they hold, and so
+// are channels that keys or values have fewer than the other.
 template <class Place, class T>
 void pack_stretch(const AttentionForward<T>& call, const Plan& plan, int64_t b,
                   const KeyStretch& stretch, const Place& keys, const Place& values,

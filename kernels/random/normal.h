@@ -1,5 +1,6 @@
-// Normal numbers from counted random bits (Box and Muller, "A note on the generation of random normal
-// deviates", 1958): element i is a function of stream and i alone, the same bits on every processor.
+// Normal numbers from counted random bits (Box and Muller, "A note on the generation of random
+// normal deviates", 1958): element i is a function of stream and i alone, the same bits on every
+// processor.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +9,8 @@
 
 namespace ds::kernels {
 
-// Elements [begin, begin + count) of a stream, with mean 0. Each pair of elements comes from a pair of
-// random words; (word + 1/2) / 2^32 is never 0.
+// Elements [begin, begin + count) of a stream, with mean 0. Each pair of elements comes from a pair
+// of random words; (word + 1/2) / 2^32 is never 0.
 struct NormalNumbers {
   RandomStream stream;
   int64_t begin = 0;

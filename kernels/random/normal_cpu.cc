@@ -1,6 +1,7 @@
 // Normal numbers with Highway. Only operations that every processor rounds alike are used, none of
 // them fused, so that all targets have the same bits; the functions are within 2 units in the last
-// place of double precision, so that all but a few of a billion floats are what the C library gives.
+// place of double precision, so that all but a few of a billion floats are what the C library
+// gives.
 #include <algorithm>
 #include <cstring>
 
@@ -41,15 +42,16 @@ HWY_INLINE V polynomial(V x, const double (&terms)[kTerms]) {
   return sum;
 }
 
-// log of u in (0, 1): u = 2^k m with m from sqrt(1/2) to sqrt(2), log m = 2 atanh((m - 1) / (m + 1)).
+// log of u in (0, 1): u = 2^k m with m from sqrt(1/2) to sqrt(2), log m = 2 atanh((m - 1) / (m +
+// 1)).
 HWY_INLINE V log_of(V u) {
   const D d;
   const U du;
   constexpr uint64_t kRootHalf = 0x3FE6A09E667F3BCDu;
   constexpr uint64_t kBias = 1024;  // keeps the exponent positive
   const VU bits = hn::BitCast(du, u);
-  const VU exponent = hn::ShiftRight<52>(hn::Add(
-      hn::Sub(bits, hn::Set(du, kRootHalf)), hn::Set(du, kBias << 52)));
+  const VU exponent =
+      hn::ShiftRight<52>(hn::Add(hn::Sub(bits, hn::Set(du, kRootHalf)), hn::Set(du, kBias << 52)));
   const VU scale = hn::ShiftLeft<52>(hn::Sub(exponent, hn::Set(du, kBias)));
   const V m = hn::BitCast(d, hn::Sub(bits, scale));
   const V k = hn::Sub(to_double(exponent), hn::Set(d, static_cast<double>(kBias)));
@@ -78,18 +80,19 @@ HWY_INLINE CosSin cos_sin_of_turns(VU odd) {
   const V rest = hn::Sub(to_double(odd), hn::Mul(to_double(quarter), hn::Set(d, 0x1.0p31)));
   const V x = hn::Mul(rest, hn::Set(d, 6.283185307179586476925 * 0x1.0p-33));
   const V z = hn::Mul(x, x);
-  static constexpr double kSin[] = {1 / 355687428096000.0, -1 / 1307674368000.0, 1 / 6227020800.0,
-                                    -1 / 39916800.0,       1 / 362880.0,         -1 / 5040.0,
-                                    1 / 120.0,             -1 / 6.0};
-  static constexpr double kCos[] = {1 / 20922789888000.0, -1 / 87178291200.0, 1 / 479001600.0,
-                                    -1 / 3628800.0,       1 / 40320.0,        -1 / 720.0,
-                                    1 / 24.0,             -1 / 2.0};
+  static constexpr double kSin[] = {
+      1 / 355687428096000.0, -1 / 1307674368000.0, 1 / 6227020800.0, -1 / 39916800.0,
+      1 / 362880.0,          -1 / 5040.0,          1 / 120.0,        -1 / 6.0};
+  static constexpr double kCos[] = {
+      1 / 20922789888000.0, -1 / 87178291200.0, 1 / 479001600.0, -1 / 3628800.0,
+      1 / 40320.0,          -1 / 720.0,         1 / 24.0,        -1 / 2.0};
   const V sin = hn::Add(x, hn::Mul(hn::Mul(x, z), polynomial(z, kSin)));
   const V cos = hn::Add(hn::Set(d, 1.0), hn::Mul(z, polynomial(z, kCos)));
-  // Quarter turns: odd ones change places, 1 and 2 the sign of the cosine, 2 and 3 that of the sine.
+  // Quarter turns: odd ones change places, 1 and 2 the sign of the cosine, 2 and 3 that of the
+  // sine.
   const VU one = hn::Set(du, 1);
-  const auto swapped = hn::MaskFromVec(
-      hn::BitCast(d, hn::Sub(hn::Zero(du), hn::And(quarter, one))));
+  const auto swapped =
+      hn::MaskFromVec(hn::BitCast(d, hn::Sub(hn::Zero(du), hn::And(quarter, one))));
   const VU cos_sign = hn::ShiftLeft<62>(hn::And(hn::Add(quarter, one), hn::Set(du, 2)));
   const VU sin_sign = hn::ShiftLeft<62>(hn::And(quarter, hn::Set(du, 2)));
   return {hn::BitCast(d, hn::Xor(hn::BitCast(du, hn::IfThenElse(swapped, sin, cos)), cos_sign)),
@@ -122,8 +125,7 @@ void normal_numbers(const NormalNumbers& call) {
     const int64_t size = std::min(kTile, end - at);
     const uint32_t* const words = philox.random_bits(static_cast<uint64_t>(at), size, bits);
     for (int64_t i = 0; i < size; i += 2 * lanes) {
-      const VU pair = hn::BitCast(
-          du, hn::LoadU(hn::Repartition<uint32_t, U>(), words + i));
+      const VU pair = hn::BitCast(du, hn::LoadU(hn::Repartition<uint32_t, U>(), words + i));
       const VU one = hn::Set(du, 1);
       const VU first = hn::Add(hn::ShiftLeft<1>(hn::And(pair, hn::Set(du, 0xFFFFFFFFu))), one);
       const VU second = hn::Add(hn::ShiftLeft<1>(hn::ShiftRight<32>(pair)), one);

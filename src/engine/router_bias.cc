@@ -29,8 +29,8 @@ void move_bias(RunContext& run, const RouterBias& bias, std::vector<int64_t> loa
   const Tensor old = masters.read(ctx, bias.bias);
   const int64_t experts = old.elements();
   loads.resize(static_cast<size_t>(experts));
-  const double mean =
-      static_cast<double>(std::accumulate(loads.begin(), loads.end(), int64_t{0})) / static_cast<double>(experts);
+  const double mean = static_cast<double>(std::accumulate(loads.begin(), loads.end(), int64_t{0})) /
+                      static_cast<double>(experts);
   const Tensor moved = ctx.workspace(DType::kFloat32, old.shape());
   for (int64_t e = 0; e < experts; ++e) {
     const auto load = static_cast<double>(loads[static_cast<size_t>(e)]);

@@ -100,8 +100,8 @@ void StateArrays::send_expert(nn::ParamId id, const Tensor& value) const {
 }
 
 ExactSum StateArrays::sum_over(const RankGroup& among, ExactSum sum) const {
-  const Tensor words = comm::message_memory(*among.comm, device, DType::kInt64,
-                                            {ExactSum::kWords}, MemoryTag::kCommunication);
+  const Tensor words = comm::message_memory(*among.comm, device, DType::kInt64, {ExactSum::kWords},
+                                            MemoryTag::kCommunication);
   std::copy(sum.words().begin(), sum.words().end(), words.data<int64_t>());
   among->all_reduce(words, ReduceOp::kSum, {.label = "gradient norm", .blocking = true})->wait();
   std::copy_n(words.data<int64_t>(), ExactSum::kWords, sum.words().begin());

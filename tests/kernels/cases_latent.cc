@@ -63,8 +63,7 @@ CaseResult check_shared(const Spec& spec, const OpContext& ctx, uint64_t seed) {
     return Tensor(x.storage(), begin, x.dtype(),
                   Shape{x.size(0), x.size(1), spec.heads / 2, x.size(3)}, strides);
   };
-  ops::attention(ctx, {.q = q, .k = repeated(keys), .v = repeated(part)}, options,
-                 {.out = actual});
+  ops::attention(ctx, {.q = q, .k = repeated(keys), .v = repeated(part)}, options, {.out = actual});
   // Heads in other groups share a pass over keys; each has the same sums.
   compare(result, "repeated heads", actual, doubles(expected), {});
   return result;
