@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "base/checksum.h"
+#include "checkpoint/rank_parts.h"
 #include "unit/checkpoint/support.h"
 
 namespace ds::test {
@@ -311,6 +312,50 @@ TEST_F(DamageTest, ManifestsThatMakeNoSenseAreRefused) {
   newer.minor = 99;  // a newer minor version is readable
   spill(file("manifest.dsm"), encode_manifest(newer));
   EXPECT_EQ(CheckpointReader::open(save()).manifest().minor, 99u);
+}
+
+TEST_F(DamageTest, TheFormatIsTold) {
+  const Manifest read = CheckpointReader::open(save()).manifest();
+  EXPECT_EQ(read.major, Manifest{}.major);
+  EXPECT_GT(read.major, 0u);
+}
+
+// Which bytes, and of what: four by name, the rest counted.
+TEST(DamageText, SaysWhereAndOfWhat) {
+  const TempFolder folder;
+  CheckpointWriterOptions options;
+  options.folder = folder.path() / "save";
+  options.tag = "one";
+  options.blob.chunk_bytes = 1 << 16;
+  CheckpointWriter writer(options);
+  for (int i = 0; i < 6; ++i) {
+    writer.part().add_tensor(
+        make_meta("t" + std::to_string(i), TensorKind::kModel, DType::kUInt8, {64}),
+        bytes_of(std::string(64, static_cast<char>('a' + i))));
+  }
+  writer.commit();
+  const fs::path blob = options.folder / "one" / "data-00000.bin";
+  const auto size = fs::file_size(blob);
+  poke(blob, 70, 'x');
+  const std::vector<Damage> damage = CheckpointReader::open(options.folder).verify_all();
+  ASSERT_EQ(damage.size(), 1u);
+  EXPECT_EQ(damage[0].begin, 0u);
+  const std::string end =
+      ": bytes 0-" + std::to_string(size - 1) + " do not match their checksum; they hold ";
+  EXPECT_NE(damage[0].text().find(end), std::string::npos) << damage[0].text();
+  EXPECT_NE(damage[0].text().find("'t3' and 2 more"), std::string::npos) << damage[0].text();
+  EXPECT_EQ(damage[0].text().find("'t4'"), std::string::npos) << damage[0].text();
+}
+
+// Messages that ranks leave in a temporary folder, and what only looks like one.
+TEST(HandoverFiles, AreToldByTheirNames) {
+  for (const char* name : {"part-1.open", "part-12.done", "part-0.failed"}) {
+    EXPECT_TRUE(is_handover_file(name)) << name;
+  }
+  for (const char* name : {"part-.open", "part-1", "part-1.", "part-1.opens", "part-1..open",
+                           "part-x.open", "xpart-1.open", "part-1.ope", "parts-1.open", ""}) {
+    EXPECT_FALSE(is_handover_file(name)) << name;
+  }
 }
 
 TEST_F(DamageTest, MutatedManifestsWithRightChecksumsNeverCrash) {
