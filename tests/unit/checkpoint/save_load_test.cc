@@ -224,6 +224,7 @@ TEST(SaveLoad, LatestCanStayWhereItIs) {
   save_sample(options, 1, 2);
   EXPECT_EQ(CheckpointReader::open(folder.path() / "save").tag(), "one");
   EXPECT_EQ(CheckpointReader::open(folder.path() / "save", "two").tag(), "two");
+  EXPECT_FALSE(fs::exists(folder.path() / "save/two/latest.next"));
 }
 
 TEST(SaveLoad, TagsThatCannotNameAFolderAreRefused) {
