@@ -2312,7 +2312,7 @@ extern "C" {
     #[doc = " Makes a second model of the same weights (fp32), adapters and frozen parameters, on the same"]
     #[doc = " device, which shares nothing with the first: it can generate, evaluate or be exported while an"]
     #[doc = " engine trains the first one on. To be called between two calls of that engine. Where processes"]
-    #[doc = " share the weights of a model (ZeRO stage 3), every one calls."]
+    #[doc = " share the weights of a model (ZeRO stage 3, expert_parallel), every one calls."]
     #[doc = " @param out_model  the copy; no engine trains it. Ownership: owned (ds_model_destroy)."]
     #[doc = " Errors: DS_ERR_STATE (another call uses the model, or it is prepared for inference),"]
     #[doc = " DS_ERR_UNSUPPORTED (own parameters), DS_ERR_OUT_OF_MEMORY. Since: 0.4."]
@@ -4628,8 +4628,8 @@ extern "C" {
     ) -> ds_status;
 }
 extern "C" {
-    #[doc = " How the last step used the experts of a mixture-of-experts model, counted over this process's"]
-    #[doc = " micro batches, as JSON: {\"step\", \"balance_loss\", \"z_loss\" (as they are in the loss, mean over"]
+    #[doc = " How the last step used the experts of a mixture-of-experts model, counted over the micro batches"]
+    #[doc = " of all ranks, as JSON: {\"step\", \"balance_loss\", \"z_loss\" (as they are in the loss, mean over"]
     #[doc = " the micro batches), \"layers\": [{\"layer\", \"tokens\", \"chosen\", \"dropped\"}]}, the last two by"]
     #[doc = " expert: tokens that chose it, and of these those that it had no room for. \"null\" where the model"]
     #[doc = " has no experts, and before the first step (docs/experts.md)."]
