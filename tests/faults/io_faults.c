@@ -246,7 +246,7 @@ MAP(mmap, off_t)
 MAP(mmap64, off64_t)
 
 /* Of what is about to be submitted, the request that fails becomes one that does nothing. */
-static int spoil(const struct ring* ring, long count, uint64_t* failed) {
+static int fail_submissions(const struct ring* ring, long count, uint64_t* failed) {
   const struct io_sqring_offsets* at = &ring->params.sq_off;
   const uint32_t head = *(uint32_t*)(ring->rings + at->head);
   const uint32_t mask = *(uint32_t*)(ring->rings + at->ring_mask);
@@ -290,8 +290,8 @@ static long enter(long fd, long submit, long wait, long flags) {
   struct ring* found = find_ring((int)fd);
   const struct ring ring = found != NULL ? *found : (struct ring){.fd = -1};
   pthread_mutex_unlock(&rings_lock);
-  const int spoiled =
-      submit > 0 && ring.rings != NULL && ring.entries != NULL && spoil(&ring, submit, &failed);
+  const int spoiled = submit > 0 && ring.rings != NULL && ring.entries != NULL &&
+                      fail_submissions(&ring, submit, &failed);
   const long result = real_syscall(SYS_io_uring_enter, fd, submit, wait, flags, 0, 0);
   if (spoiled && result > 0) set_result(&ring, failed);
   return result;

@@ -156,13 +156,13 @@ def fail_calls(place, chooser, most, carrier):
 
 
 # A rank that waits for another one does so for minutes, and the test for less.
-PATIENCE = 100
+WAIT_SECONDS = 100
 
 
 def fail_a_rank(place, chooser, most, carrier):
     """Two ranks, the second one's files fail in the middle of a step."""
     command = place.command("--load", "begun", "--steps", STEPS, "--save", "ended", "--comm-config",
-                            json.dumps({"timeout_seconds": 100 * PATIENCE}))
+                            json.dumps({"timeout_seconds": 100 * WAIT_SECONDS}))
 
     def both(at, more):
         folder = place.path / "job"
@@ -172,7 +172,7 @@ def fail_a_rank(place, chooser, most, carrier):
             (folder / name).symlink_to(place.path / name)
         faulty = ["env", *(f"{key}={value}" for key, value in shim(place, at, more, carrier).items())]
         with ranks.Job([command, faulty + command], folder) as job:
-            status = job.wait(PATIENCE)
+            status = job.wait(WAIT_SECONDS)
             return status, [job.error(rank) for rank in range(2)]
 
     status, said = both(0, {})
