@@ -1,7 +1,6 @@
 #include "engine/router_bias.h"
 
 #include <numeric>
-#include <utility>
 #include <vector>
 
 #include "engine/expert_loads.h"
