@@ -89,7 +89,8 @@ class Header(CliCase):
         declared = set((SOURCE / "tests/abi/ds.symbols").read_text().split())
         # Left to C: the memory of the caller's pool, and texts of handles, which exceptions carry.
         declared -= {"ds_allocator_set", "ds_handle_error_message"}
-        wrapped = re.sub(r"//[^\n]*", "", (SOURCE / "include/ds.hpp").read_text())
+        wrapped = re.sub(r"//[^\n]*", "", "".join(path.read_text()
+                                                  for path in (SOURCE / "include/ds").glob("*.hpp")))
         self.assertGreater(len(declared), 50)
         self.assertEqual([n for n in sorted(declared) if not re.search(rf"\b{n}\b", wrapped)], [])
 

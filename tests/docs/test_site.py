@@ -122,7 +122,7 @@ class Mistakes(unittest.TestCase):
     def setUp(self):
         self.root = pathlib.Path(tempfile.mkdtemp(prefix="ds-site-"))
         self.addCleanup(shutil.rmtree, self.root, ignore_errors=True)
-        for folder in ("docs/api", "docs/decisions", "include", "build"):
+        for folder in ("docs/api", "docs/decisions", "include/ds", "build"):
             (self.root / folder).mkdir(parents=True)
         shutil.copytree(SOURCE / "docs/site", self.root / "docs/site")
         for name in ("docs/Doxyfile", "CMakeLists.txt"):
@@ -131,6 +131,7 @@ class Mistakes(unittest.TestCase):
                                    "/** Does it.\n * @param x  a number\n * See ds_status. */\n"
                                    "ds_status ds_do(int x);\n")
         self.write("include/ds.hpp", "// @file\n// More.\n")
+        self.write("include/ds/part.hpp", "// @file\n// A part of it.\n")
         self.write("docs/index.md", "# Documentation\n\nUsing it:\n\n* [README](../README.md)\n"
                                     "* [One](one.md): a page\n* [`ds.h`](../include/ds.h)\n"
                                     "* [Security](../SECURITY.md)\n* [Changes](../CHANGELOG.md)\n"
