@@ -10,7 +10,9 @@
 namespace capi_test {
 
 inline Param in(HandleKind kind, const char* name) { return {ParamKind::kHandle, name, kind}; }
-inline Param maybe(HandleKind kind, const char* name) { return {ParamKind::kOptionalHandle, name, kind}; }
+inline Param maybe(HandleKind kind, const char* name) {
+  return {ParamKind::kOptionalHandle, name, kind};
+}
 inline Param text(const char* name, std::string value) {
   return {ParamKind::kText, name, HandleKind::kTensor, OutKind::kPlain, std::move(value)};
 }
