@@ -213,18 +213,17 @@ void CheckpointSaver::save_beside_training(std::shared_ptr<CheckpointWriter> wri
 // What this rank saves of a parameter: what it owns or, where everybody owns everything, an equal
 // share.
 zero::FlatRange CheckpointSaver::saved_share(nn::ParamId id) const {
-  const zero::FlatLayout& layout = run_.state->layout();
-  if (!layout.holds(id)) return {};
-  if (layout.world() > 1) {
-    if (!run_.state->arrays().first_of_replicas()) return {};
-    const zero::OwnedPart part = layout.part(id);
-    return {part.first, part.first + part.count};
+  const zero::Layout& layout = run_.state->layout();
+  if (!layout.flat().holds(id)) return {};
+  const int domain = layout.domain(id);
+  if (layout.flat().world(domain) > 1) {
+    const std::vector<zero::OwnedPart> parts = layout.primary(id);
+    if (parts.empty()) return {};
+    return {parts.front().first, parts.front().first + parts.front().count};
   }
-  const MeshGroup group =
-      run_.state->arrays().shared_expert(id) ? MeshGroup::kExpertData : MeshGroup::kDataContext;
+  const zero::GradientDomain& all = layout.domains()[static_cast<size_t>(domain)];
   const int64_t n = run_.model->parameters()[id].shape.elements();
-  const int64_t ranks = run_.mesh.size(group), rank = run_.mesh.rank(group);
-  return {n * rank / ranks, n * (rank + 1) / ranks};
+  return {n * all.rank / all.ranks, n * (all.rank + 1) / all.ranks};
 }
 
 void CheckpointSaver::save_tensors(PartWriter& part) {
@@ -242,7 +241,7 @@ void CheckpointSaver::save_tensors(PartWriter& part) {
     const zero::FlatRange share = saved_share(id);
     const bool whole = share.elements() == p.shape.elements();
     if (share.elements() == 0 && !(p.shape.elements() == 0 && run_.first_rank())) continue;
-    const int64_t owned_from = state.layout().part(id).first;
+    const int64_t owned_from = state.layout().flat().part(id).first;
     const auto add = [&](const TensorMeta& meta, const Tensor& owned, bool view) {
       const Lifetime lasts = view && on_host(owned) ? Lifetime::kUntilFinish : Lifetime::kCall;
       const Tensor slice = to_host(

@@ -36,14 +36,6 @@ bool keeps_fp32(const Situation& s) {
 
 bool shares_experts(const Situation& s) { return s.config.expert_parallel.ranks() > 1; }
 
-// It looks at whole tensors, which ranks of one group add up or gather for all of them together.
-bool sees_whole_tensors(const Situation& s) {
-  const OptimizerConfig optimizer = s.config.optimizer.value_or(OptimizerConfig{});
-  return s.config.zero.stage > 0 &&
-         (optimizer.type == OptimizerType::kLamb || optimizer.type == OptimizerType::kMuon ||
-          s.config.zero.zenflow);
-}
-
 bool all_fp32(const Situation& s) {
   for (nn::ParamId id = 0; id < s.model.parameters().size(); ++id) {
     if (s.model.parameters()[id].dtype != DType::kFloat32) return false;
@@ -197,11 +189,11 @@ constexpr Combination kStart[] = {
        return shares_experts(s) && (zero.mics_shard_size > 0 || zero.zero_hpz_partition_size > 1 ||
                                     zero.zero_quantized_gradients);
      }},
-    {kRefused, kExpertParallel, "Lamb, Muon and zenflow at zero_optimization.stage 1 to 3",
-     "they look at whole tensors, which the ranks of one group put together for all parameters so "
-     "far; experts are cut among fewer ranks than others",
-     "use another optimizer, or stage 0",
-     [](const Situation& s) { return shares_experts(s) && sees_whole_tensors(s); }},
+    {kRefused, kExpertParallel, "zero_optimization.zenflow",
+     "which columns a step updates, and when, follows from all matrices of the model, and ranks "
+     "that share experts have some of them alone",
+     "leave one of both out",
+     [](const Situation& s) { return shares_experts(s) && s.config.zero.zenflow; }},
     {kWithoutEffect, kGraphs, "a model on the CPU", "the model is not on a GPU", "",
      [](const Situation& s) { return !s.gpu(); }},
     {kWithoutEffect, kGraphs, "zero_optimization.stage 3 on several ranks",

@@ -59,16 +59,4 @@ void check_experts(const Config& config, const nn::ParameterSet& parameters) {
   }
 }
 
-void place_experts(const nn::ParameterSet& parameters, const MeshShape& mesh, int rank,
-                   zero::ShareOptions& options) {
-  if (mesh.size(MeshAxis::kExpert) == 1) return;
-  options.experts.assign(static_cast<size_t>(parameters.size()), false);
-  options.absent = options.experts;
-  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
-    if (parameters[id].split.experts == 0) continue;
-    options.experts[static_cast<size_t>(id)] = true;
-    options.absent[static_cast<size_t>(id)] = !nn::shard_spec(parameters[id], mesh, rank).held();
-  }
-}
-
 }  // namespace ds

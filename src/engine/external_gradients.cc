@@ -110,7 +110,7 @@ void ExternalGradients::add_whole(std::span<const nn::ParamId> ids,
     seen[static_cast<size_t>(id)] = true;
     state.gradients().marks().set_given(id);
     sources.push_back(&operands.emplace_back(run_.operand(*gradients[i], ctx.device)));
-    offsets.push_back(state.layout().range(id).begin);
+    offsets.push_back(state.layout().flat().range(id).begin);
   }
   flush();
 }

@@ -18,7 +18,8 @@ constexpr std::string_view kGradientValues = "gradient";
 }  // namespace
 
 zero::FlatRange ParameterValues::local_range(const std::string& name) {
-  const zero::OwnedPart part = run_.state->layout().part(run_.model->parameters().find(name));
+  const zero::OwnedPart part =
+      run_.state->layout().flat().part(run_.model->parameters().find(name));
   return {part.first, part.first + part.count};
 }
 
@@ -26,7 +27,7 @@ Tensor ParameterValues::local(const std::string& name, const std::string& what) 
   const models::Model::Use use(*run_.model);
   const OpContext ctx = run_.context();
   const nn::ParamId id = run_.model->parameters().find(name);
-  const int64_t count = run_.state->layout().part(id).count;
+  const int64_t count = run_.state->layout().flat().part(id).count;
   Tensor out = Tensor::empty(run_.model->host(), DType::kFloat32, {count}, MemoryTag::kOther);
   if (what == kParameterValues) {
     copy_tensor(run_.state->masters().read_owned(ctx, id).view({count}), out);
@@ -87,7 +88,7 @@ nn::ParamId ParameterValues::held_like(nn::ParamId id) const {
   if (arrays.holds(id)) return id;
   const nn::ParameterSet& parameters = run_.model->parameters();
   const nn::Parameter& p = parameters[id];
-  for (const nn::ParamId other : arrays.layout.order()) {
+  for (const nn::ParamId other : arrays.layout.flat().order()) {
     const nn::Parameter& q = parameters[other];
     if (q.split.experts == p.split.experts && q.shape == p.shape && q.trainable) return other;
   }
@@ -103,7 +104,7 @@ Tensor ParameterValues::optimizer_state(const std::string& name, const std::stri
   const nn::ParamId id = run_.trainable(name);
   optim::Optimizer& optimizer = updater_.optimizer();
   const zero::StateArrays& arrays = run_.state->arrays();
-  if (arrays.layout.world() == 1 && !arrays.shared_expert(id)) {
+  if (!arrays.is_shared(id)) {
     return optimizer.read_state(run_.host_context(), updater_.place(id), state);
   }
   Tensor own;

@@ -50,9 +50,7 @@ class CollectivesPlanner {
       scales.add_sums(weights * nn::Fp8Linears::kRoles, DType::kFloat32, 1, plan_.all);
       out.push_back(scales.described("all_reduce", "fp8 scales"));
     }
-    for (const zero::GradientDomain& domain : plan_.layout->domains()) {
-      if (plan_.stage > 0) add_optimizer(domain, out);
-    }
+    if (plan_.stage > 0) add_optimizer(out);
     return out;
   }
 
@@ -60,11 +58,9 @@ class CollectivesPlanner {
   // body(domain, trainable bucket of it) where several ranks share the domain.
   template <class Body>
   void for_each_shared_bucket(const Body& body) const {
-    for (const zero::GradientDomain& domain : plan_.layout->domains()) {
-      if (domain.ranks == 1) continue;
-      for (const zero::Bucket& bucket : domain.flat.buckets()) {
-        if (bucket.trainable) body(domain, bucket);
-      }
+    for (const zero::Bucket& bucket : plan_.flat().buckets()) {
+      const zero::GradientDomain& domain = plan_.domain(bucket);
+      if (bucket.trainable && domain.ranks > 1) body(domain, bucket);
     }
   }
 
@@ -106,11 +102,11 @@ class CollectivesPlanner {
     const bool sums = plan_.stage == 0 || !plan_.share.reduce_scatter;
     PlannedTraffic plain, inside, across;
     for_each_shared_bucket([&](const zero::GradientDomain& domain, const zero::Bucket& bucket) {
-      const zero::FlatLayout& flat = domain.flat;
+      const zero::FlatLayout& flat = plan_.flat();
       const Places places = plan_.places_of(domain);
       const int64_t n = bucket.range.elements();
       if (plan_.by_node && !bucket.exact) {
-        const int64_t bytes = flat.world() * zero::piece_bytes(flat, bucket, 4);
+        const int64_t bytes = flat.world(bucket) * zero::piece_bytes(flat, bucket, 4);
         if (plan_.shard.local > 1) inside.add_pieces(bytes, passes, {plan_.shard.local, 1});
         across.add_pieces(bytes / plan_.shard.local, passes, {1, plan_.shard.nodes});
       } else if (sums) {
@@ -137,60 +133,71 @@ class CollectivesPlanner {
   }
 
   void add_gathers(Json& out) const {
-    const std::vector<GatherCounts> by_domain = planned_gathers(plan_);
+    const GatherCounts gathers = planned_gathers(plan_);
     PlannedTraffic weights, near;
     int64_t calls = 0;
-    for (size_t i = 0; i < by_domain.size(); ++i) {
+    for (size_t i = 0; i < gathers.all.size(); ++i) {
       const zero::GradientDomain& domain = plan_.layout->domains()[i];
       if (domain.ranks == 1) continue;  // each has what it needs
-      weights.add_pieces(by_domain[i].all.bytes, 1, plan_.places_of(domain));
-      calls += by_domain[i].all.calls;
+      weights.add_pieces(gathers.all[i].bytes, 1, plan_.places_of(domain));
+      calls += gathers.all[i].calls;
     }
     weights.calls = calls;
     out.push_back(weights.described("all_gather", "weights"));
-    const GatherCount& second = by_domain.front().near;
+    const GatherCount& second = gathers.near.front();
     if (second.calls == 0) return;
     near.add_pieces(second.bytes, 1, plan_.places_of(plan_.share.groups.secondary, 1));
     near.calls = second.calls;
     out.push_back(near.described("all_gather", "weights of near ranks"));
   }
 
-  // What LAMB and Muon move to see whole tensors of a domain that are cut.
-  void add_optimizer(const zero::GradientDomain& domain, Json& out) const {
+  // What LAMB and Muon move to see whole tensors that are cut.
+  void add_optimizer(Json& out) const {
     const OptimizerConfig optimizer = plan_.config.optimizer.value_or(OptimizerConfig{});
     std::vector<nn::ParamId> ids;
     std::vector<optim::TensorPlace> places;
-    for (const nn::ParamId id : domain.flat.order()) {
-      const nn::Parameter& p = domain.local[id];
+    for (const nn::ParamId id : plan_.flat().order()) {
+      const nn::Parameter& p = (*plan_.model.parameters)[id];
       if (!p.trainable) continue;
       ids.push_back(id);
       places.push_back({p.name, p.shape});
     }
-    const zero::CommShardGroup peers(domain.flat, std::move(ids), nullptr, nullptr);
-    if (optimizer.type == OptimizerType::kLamb) {
-      int64_t cut = 0;
-      for (size_t i = 0; i < places.size(); ++i) cut += optim::is_cut(peers, i) ? 1 : 0;
-      if (cut == 0) return;
-      PlannedTraffic norms;
-      norms.add_sums(2 * cut * ExactSum::kWords, DType::kInt64, 1, plan_.shard);
-      out.push_back(norms.described("all_reduce", "norms of tensors"));
-    } else if (optimizer.type == OptimizerType::kMuon) {
-      PlannedTraffic matrices;
-      for (const optim::MuonRound& round : optim::muon_rounds(places, peers)) {
-        int64_t elements = 0, sent = 0;
-        for (const size_t tensor : round.tensors) elements += places[tensor].shape.elements();
-        for (size_t rank = 1; rank < round.sent.size(); ++rank) {
-          sent += round.sent[rank] + round.received[rank];
-        }
-        matrices.calls += 2;
-        matrices.bytes += 2 * elements * int64_t{sizeof(float)};
-        const double far = static_cast<double>(sent) * sizeof(float) *
-                           static_cast<double>(plan_.world - plan_.per_node) /
-                           std::max(1, plan_.world - 1);
-        matrices.far += far;
-        matrices.near += static_cast<double>(sent) * sizeof(float) - far;
+    PlannedTraffic norms, matrices;
+    for (size_t i = 0; i < plan_.layout->domains().size(); ++i) {
+      const auto domain = static_cast<int>(i);
+      if (plan_.flat().world(domain) == 1) continue;
+      const zero::CommShardGroup ranks(plan_.flat(), domain, ids, nullptr, nullptr);
+      const Places among = plan_.places_of(plan_.layout->domains()[i]);
+      if (optimizer.type == OptimizerType::kLamb) add_norms(ranks, among, norms);
+      if (optimizer.type == OptimizerType::kMuon) add_matrices(ranks, places, among, matrices);
+    }
+    if (norms.calls > 0) out.push_back(norms.described("all_reduce", "norms of tensors"));
+    if (matrices.calls > 0) out.push_back(matrices.described("all_to_all_v", "matrices of Muon"));
+  }
+
+  static void add_norms(const optim::ShardGroup& group, const Places& among,
+                        PlannedTraffic& norms) {
+    int64_t cut = 0;
+    for (const size_t tensor : group.tensors()) cut += optim::is_cut(group, tensor) ? 1 : 0;
+    if (cut > 0) norms.add_sums(2 * cut * ExactSum::kWords, DType::kInt64, 1, among);
+  }
+
+  static void add_matrices(const optim::ShardGroup& group,
+                           const std::vector<optim::TensorPlace>& places, const Places& among,
+                           PlannedTraffic& matrices) {
+    for (const optim::MuonRound& round : optim::muon_rounds(places, group)) {
+      int64_t elements = 0, sent = 0;
+      for (const size_t tensor : round.tensors) elements += places[tensor].shape.elements();
+      for (size_t rank = 1; rank < round.sent.size(); ++rank) {
+        sent += round.sent[rank] + round.received[rank];
       }
-      out.push_back(matrices.described("all_to_all_v", "matrices of Muon"));
+      matrices.calls += 2;
+      matrices.bytes += 2 * elements * int64_t{sizeof(float)};
+      const double far = static_cast<double>(sent) * sizeof(float) *
+                         static_cast<double>(among.ranks() - among.local) /
+                         std::max(1, among.ranks() - 1);
+      matrices.far += far;
+      matrices.near += static_cast<double>(sent) * sizeof(float) - far;
     }
   }
 

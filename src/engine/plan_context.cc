@@ -116,17 +116,14 @@ void PlanContext::arrange() {
   if (world > 1) zero::check_group_sizes(share.groups, world);
   all = shard = places_of(world, 1);
   if (stage == 3 && share.groups.shard > 0) shard = places_of(share.groups.shard, 1);
-  zero::LayoutPolicy policy;
   const MeshShape mesh(world, mesh_sizes(config, world));
   check_experts(config, *model.parameters);
   expert_ranks = mesh.size(MeshAxis::kExpert);
-  place_experts(*model.parameters, mesh, 0, share);
-  policy.stage = stage;
-  if (stage == 3) policy.shard = share.groups.shard;
+  zero::LayoutPolicy policy;
   if (shared) {
-    policy.sharing = zero::choose_sharing(*model.parameters, share, {0, shard.ranks()});
+    policy = zero::layout_policy(share);
   } else if (offloads()) {
-    policy.sharing.bucket_elements = share.bucket_elements;
+    policy.bucket_elements = share.bucket_elements;
   }
   layout.emplace(*model.parameters, mesh, 0, policy);
   by_node = stage == 3 && share.quantized_gradients && shard.nodes > 1;
@@ -147,11 +144,10 @@ Places PlanContext::places_of(int ranks, int stride) const {
   return {local, std::max(1, ranks / local)};
 }
 
-int64_t PlanContext::gathered_bytes(const zero::FlatLayout& flat,
-                                    const zero::Bucket& bucket) const {
+int64_t PlanContext::gathered_bytes(const zero::Bucket& bucket) const {
   const bool quantized = share.weights.quantized ||
                          (share.weights.quantized_frozen && !bucket.trainable && !bucket.exact);
-  return quantized ? flat.world() * zero::piece_bytes(flat, bucket, 8)
+  return quantized ? flat().world(bucket) * zero::piece_bytes(flat(), bucket, 8)
                    : bucket.range.elements() * item();
 }
 

@@ -61,14 +61,10 @@ class PlanContext {
     return places_of(domain.ranks, expert_ranks);
   }
   // Bytes of a bucket that is gathered, as they travel.
-  int64_t gathered_bytes(const zero::FlatLayout& flat, const zero::Bucket& bucket) const;
-
-  // body(flat space, bucket of it), domain after domain.
-  template <class Body>
-  void for_each_bucket(const Body& body) const {
-    for (const zero::GradientDomain& domain : layout->domains()) {
-      for (const zero::Bucket& bucket : domain.flat.buckets()) body(domain.flat, bucket);
-    }
+  int64_t gathered_bytes(const zero::Bucket& bucket) const;
+  const zero::FlatLayout& flat() const { return layout->flat(); }
+  const zero::GradientDomain& domain(const zero::Bucket& bucket) const {
+    return layout->domains()[static_cast<size_t>(bucket.domain)];
   }
 
   PlanModel model;

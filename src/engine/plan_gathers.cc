@@ -1,5 +1,6 @@
 #include "engine/plan_gathers.h"
 
+#include <algorithm>
 #include <array>
 #include <string>
 
@@ -18,9 +19,10 @@ class NoMemory : public Device {
   int index() const noexcept override { return 0; }
   std::string describe() const override { return "no memory"; }
   void* allocate(int64_t bytes, MemoryTag) override {
+    most_ = std::max(most_, live_ += bytes);
     return bytes == 0 ? nullptr : reinterpret_cast<void*>(uintptr_t{4096});
   }
-  void deallocate(void*, int64_t, MemoryTag) noexcept override {}
+  void deallocate(void*, int64_t bytes, MemoryTag) noexcept override { live_ -= bytes; }
   void trim() noexcept override {}
   int64_t reserved_bytes() const noexcept override { return 0; }
   int64_t system_allocations() const noexcept override { return 0; }
@@ -28,8 +30,10 @@ class NoMemory : public Device {
   std::unique_ptr<Stream> create_stream() override { unused(); }
   void copy(void*, const void*, int64_t, Stream&) override { unused(); }
   void clear(void*, int64_t, Stream&) override { unused(); }
+  int64_t most() const { return most_; }
 
  private:
+  int64_t live_ = 0, most_ = 0;  // bytes
   [[noreturn]] static void unused() { fail(Code::kInternal, "a plan touched memory"); }
 };
 
@@ -50,7 +54,13 @@ class CountingRoute : public zero::BucketRoute {
         type_(type),
         travels_(travels),
         second_copies_(second_copies),
-        second_valid_(layout.buckets().size()) {}
+        second_valid_(layout.buckets().size()) {
+    for (const zero::Bucket& bucket : layout.buckets()) {
+      const auto domains = static_cast<size_t>(bucket.domain) + 1;
+      if (counts_.all.size() < domains) counts_.all.resize(domains);
+    }
+    counts_.near.resize(counts_.all.size());
+  }
 
   Flight start(size_t index, Tensor& whole, const CollectiveOptions&) override {
     const zero::Bucket& bucket = layout_.buckets()[index];
@@ -58,7 +68,8 @@ class CountingRoute : public zero::BucketRoute {
     Flight flight;
     flight.work = done_;
     flight.near = second_valid_[index];
-    GatherCount& count = flight.near ? counts_.near : counts_.all;
+    GatherCount& count =
+        (flight.near ? counts_.near : counts_.all)[static_cast<size_t>(bucket.domain)];
     ++count.calls;
     count.bytes += flight.near ? bucket.range.elements() * dtype_size(type_) : travels_(bucket);
     return flight;
@@ -211,9 +222,11 @@ GatherCounts count_gathers(const zero::FlatLayout& layout,
                            const std::function<int64_t(const zero::Bucket&)>& travels,
                            bool second_copies, const std::vector<WeightUse>& pass, int64_t passes) {
   constexpr int kSteps = 3;  // until the order is known, and one that counts
-  const MakeBucket make = [device = std::make_shared<NoMemory>(),
-                           compute_type](const zero::Bucket& bucket) {
-    return Tensor::empty(device, compute_type, {bucket.range.elements()},
+  // What no other rank holds lies there already, beside what ranks cut.
+  const auto gathered = std::make_shared<NoMemory>(), aside = std::make_shared<NoMemory>();
+  const MakeBucket make = [&](const zero::Bucket& bucket) {
+    const bool here = layout.world(bucket) == 1 && layout.cut();
+    return Tensor::empty(here ? aside : gathered, compute_type, {bucket.range.elements()},
                          MemoryTag::kCommunication);
   };
   auto route = std::make_unique<CountingRoute>(layout, make, compute_type, travels, second_copies);
@@ -225,6 +238,7 @@ GatherCounts count_gathers(const zero::FlatLayout& layout,
     for (int64_t i = 0; i < passes; ++i) {
       gatherer.begin_pass();
       for (const WeightUse& use : pass) {
+        if (!layout.holds(use.id)) continue;
         const size_t bucket = layout.bucket_of(use.id);
         if (const auto* tiling = layout.tiling(use.id)) {
           // Each is given back before the next.
@@ -242,11 +256,15 @@ GatherCounts count_gathers(const zero::FlatLayout& layout,
     }
     gatherer.pieces_changed(false);
   }
-  const auto since = [](const GatherCount& now, const GatherCount& then) {
-    return GatherCount{now.calls - then.calls, now.bytes - then.bytes};
+  const auto since = [](std::vector<GatherCount> now, const std::vector<GatherCount>& then) {
+    for (size_t i = 0; i < now.size(); ++i) {
+      now[i].calls -= then[i].calls;
+      now[i].bytes -= then[i].bytes;
+    }
+    return now;
   };
   return {since(counter.counts().all, before.all), since(counter.counts().near, before.near),
-          gatherer.most_live()};
+          gathered->most() / dtype_size(compute_type)};
 }
 
 }  // namespace ds

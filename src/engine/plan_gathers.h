@@ -33,9 +33,10 @@ struct GatherCount {
   int64_t bytes = 0;  // of whole buckets, as they travel
 };
 struct GatherCounts {
-  GatherCount all;   // from the ranks that hold a copy together
-  GatherCount near;  // from those of a second copy
-  int64_t most = 0;  // elements that are there at a time
+  // By gradient domain.
+  std::vector<GatherCount> all;   // from the ranks that hold a copy together
+  std::vector<GatherCount> near;  // from those of a second copy
+  int64_t most = 0;               // elements that are there at a time, beside what the rank holds
 };
 
 // A route that moves nothing: `make` gives what stands for a gathered bucket.

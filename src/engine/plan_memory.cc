@@ -58,7 +58,7 @@ class MemoryPlanner {
     const int64_t size = dtype_size(plan_.gradient_type());
     int64_t elements = held(StateRole::kGradients);
     if (plan_.model.own_parameters && plan_.world > 1 && plan_.stage < 3) {
-      const int64_t whole = plan_.layout->domains().front().flat.trainable_elements();
+      const int64_t whole = plan_.flat().trainable_elements();
       elements = config().batch.accumulation > 1 ? elements + whole : whole;
     }
     return elements * size;
@@ -194,17 +194,15 @@ class MemoryPlanner {
   int64_t chosen_bytes() const {
     const ZeroConfig::ZenFlow& zenflow = *config().zero.zenflow;
     int64_t chosen = 0;
-    for (const zero::GradientDomain& domain : plan_.layout->domains()) {
-      for (const nn::ParamId place : domain.flat.order()) {
-        const nn::Parameter& p = (*plan_.model.parameters)[domain.ids[static_cast<size_t>(place)]];
-        const int64_t count = p.trainable ? domain.flat.part(place).count : 0;
-        if (count == 0) continue;
-        const int64_t columns = p.shape.dims() == 2 ? p.shape[-1] : 0;
-        chosen += columns == 0
-                      ? count
-                      : count / columns *
-                            static_cast<int64_t>(zenflow.topk_ratio * static_cast<double>(columns));
-      }
+    for (const nn::ParamId id : plan_.flat().order()) {
+      const nn::Parameter& p = (*plan_.model.parameters)[id];
+      const int64_t count = p.trainable ? plan_.flat().part(id).count : 0;
+      if (count == 0) continue;
+      const int64_t columns = p.shape.dims() == 2 ? p.shape[-1] : 0;
+      chosen += columns == 0
+                    ? count
+                    : count / columns *
+                          static_cast<int64_t>(zenflow.topk_ratio * static_cast<double>(columns));
     }
     const OptimizerConfig optimizer = config().optimizer.value_or(OptimizerConfig{});
     const int64_t moment = optimizer.state_dtype == OptimizerStateType::kBf16 ? 2 : 4;
@@ -248,16 +246,7 @@ class MemoryPlanner {
   }
 
   // Of weights that are gathered at a time; one rank alone has its pieces already.
-  int64_t gathered_elements() const {
-    if (plan_.stage < 3) return 0;
-    const std::vector<GatherCounts> by_domain = planned_gathers(plan_);
-    int64_t most = 0;
-    for (size_t i = 0; i < by_domain.size(); ++i) {
-      const zero::GradientDomain& domain = plan_.layout->domains()[i];
-      if (i == 0 || domain.ranks > 1) most += by_domain[i].most;
-    }
-    return most;
-  }
+  int64_t gathered_elements() const { return plan_.stage < 3 ? 0 : planned_gathers(plan_).most; }
 
   // Memory that weights in files come through: what is read, and what is read ahead.
   int64_t kept_buffers() const {
@@ -304,14 +293,14 @@ class MemoryPlanner {
     int64_t bytes = 0;
     if (plan_.stage != 3) return bytes;
     const zero::ShareOptions& share = plan_.share;
-    plan_.for_each_bucket([&](const zero::FlatLayout& flat, const zero::Bucket& bucket) {
+    for (const zero::Bucket& bucket : plan_.flat().buckets()) {
       if (share.groups.secondary > 1 && !bucket.resident) {
         bytes += bucket.range.elements() / share.groups.secondary * plan_.item();
       }
       if (share.weights.quantized_frozen && !bucket.trainable && !bucket.exact) {
-        bytes += zero::piece_bytes(flat, bucket, 8);
+        bytes += zero::piece_bytes(plan_.flat(), bucket, 8);
       }
-    });
+    }
     return bytes;
   }
 
@@ -325,11 +314,11 @@ class MemoryPlanner {
   int64_t error_bytes() const {
     if (!plan_.by_node || !plan_.share.feedback) return 0;
     int64_t bytes = 0;
-    plan_.for_each_bucket([&](const zero::FlatLayout& flat, const zero::Bucket& bucket) {
-      if (!bucket.trainable || bucket.exact) return;
-      const int64_t piece = zero::piece_bytes(flat, bucket, 8);
+    for (const zero::Bucket& bucket : plan_.flat().buckets()) {
+      if (!bucket.trainable || bucket.exact) continue;
+      const int64_t piece = zero::piece_bytes(plan_.flat(), bucket, 8);
       bytes += piece * ((plan_.shard.local > 1 ? plan_.shard.ranks() : 0) + plan_.shard.nodes);
-    });
+    }
     return bytes;
   }
 
@@ -339,19 +328,16 @@ class MemoryPlanner {
     const std::vector<int32_t> groups = optim::assign_groups(optimizer, parameters);
     std::map<std::pair<int32_t, bool>, double> known;  // by group, of matrices or not
     double bytes = 0;
-    for (const zero::GradientDomain& domain : plan_.layout->domains()) {
-      for (const nn::ParamId place : domain.flat.order()) {
-        const nn::ParamId id = domain.ids[static_cast<size_t>(place)];
-        const nn::Parameter& p = parameters[id];
-        const int64_t count = p.trainable ? domain.flat.part(place).count : 0;
-        if (count == 0) continue;
-        const int32_t group = groups[static_cast<size_t>(id)];
-        const auto [each, fresh] = known.try_emplace({group, p.shape.dims() >= 2}, 0.0);
-        if (fresh || optimizer.type == OptimizerType::kMuon) {
-          each->second = state_bytes(optimizer, config().zero.zenflow, p, group);
-        }
-        bytes += static_cast<double>(count) * each->second;
+    for (const nn::ParamId id : plan_.flat().order()) {
+      const nn::Parameter& p = parameters[id];
+      const int64_t count = p.trainable ? plan_.flat().part(id).count : 0;
+      if (count == 0) continue;
+      const int32_t group = groups[static_cast<size_t>(id)];
+      const auto [each, fresh] = known.try_emplace({group, p.shape.dims() >= 2}, 0.0);
+      if (fresh || optimizer.type == OptimizerType::kMuon) {
+        each->second = state_bytes(optimizer, config().zero.zenflow, p, group);
       }
+      bytes += static_cast<double>(count) * each->second;
     }
     return static_cast<int64_t>(bytes);
   }
@@ -411,11 +397,11 @@ class MemoryPlanner {
     if (plan_.world == 1 && !plan_.offloads()) return 0;
     const zero::ShareOptions& share = plan_.share;
     int64_t largest = 0, buckets = 0;
-    plan_.for_each_bucket([&](const zero::FlatLayout&, const zero::Bucket& bucket) {
-      if (!bucket.trainable) return;
+    for (const zero::Bucket& bucket : plan_.flat().buckets()) {
+      if (!bucket.trainable) continue;
       ++buckets;
       largest = std::max(largest, bucket.range.elements());
-    });
+    }
     const int64_t rounded_bytes =
         share.comm_dtype == DType::kFloat32 || plan_.world == 1 ? 0 : dtype_size(share.comm_dtype);
     return std::min<int64_t>(buckets, share.overlap || plan_.offloads() ? 3 : 1) * largest *
@@ -425,9 +411,9 @@ class MemoryPlanner {
   // A quantised gather or reduction needs its messages beside the bucket.
   int64_t message_bytes() const {
     int64_t largest = 0;
-    plan_.for_each_bucket([&](const zero::FlatLayout&, const zero::Bucket& bucket) {
+    for (const zero::Bucket& bucket : plan_.flat().buckets()) {
       if (bucket.trainable) largest = std::max(largest, bucket.range.elements());
-    });
+    }
     int64_t bytes = 0;
     if (plan_.stage == 3 && plan_.share.weights.quantized) bytes += largest;
     if (plan_.by_node) bytes += 2 * largest * 4 / 8;
@@ -491,23 +477,13 @@ CodedWeights coded_weights(const PlanContext& plan) {
   return out;
 }
 
-std::vector<GatherCounts> planned_gathers(const PlanContext& plan) {
-  const std::vector<WeightUse> uses =
-      record_uses(plan.model.config, *plan.model.parameters, plan.type, plan.recompute());
-  std::vector<GatherCounts> counts;
-  for (size_t i = 0; i < plan.layout->domains().size(); ++i) {
-    const zero::FlatLayout& flat = plan.layout->domains()[i].flat;
-    std::vector<WeightUse> of_domain;
-    for (const WeightUse& use : uses) {
-      const zero::Layout::Place place = plan.layout->place(use.id);
-      if (place.domain == static_cast<int>(i)) of_domain.push_back({place.id, use.begins});
-    }
-    counts.push_back(count_gathers(
-        flat, plan.share.gather, plan.type,
-        [&plan, &flat](const zero::Bucket& bucket) { return plan.gathered_bytes(flat, bucket); },
-        plan.share.groups.secondary > 1, of_domain, plan.config.batch.accumulation));
-  }
-  return counts;
+GatherCounts planned_gathers(const PlanContext& plan) {
+  return count_gathers(
+      plan.flat(), plan.share.gather, plan.type,
+      [&plan](const zero::Bucket& bucket) { return plan.gathered_bytes(bucket); },
+      plan.share.groups.secondary > 1,
+      record_uses(plan.model.config, *plan.model.parameters, plan.type, plan.recompute()),
+      plan.config.batch.accumulation);
 }
 
 }  // namespace ds

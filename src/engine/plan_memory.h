@@ -47,6 +47,6 @@ struct CodedWeights {
 };
 CodedWeights coded_weights(const PlanContext& plan);
 // The gathers of an optimizer step at stage 3, by gradient domain.
-std::vector<GatherCounts> planned_gathers(const PlanContext& plan);
+GatherCounts planned_gathers(const PlanContext& plan);
 
 }  // namespace ds

@@ -142,8 +142,8 @@ class PlannedState : public nn::ParameterReader, public nn::GradientSink {
       // Weights of fp32 are masters.
       if (plan.type == DType::kFloat32) weight_files_ = state_files_;
     }
-    if (plan.stage == 3) make_gatherers();
-    make_reducers();
+    if (plan.stage == 3) make_gatherer();
+    make_reducer();
   }
 
   // What the making of the weights leaves behind: masters are read once, part by part, to round
@@ -165,48 +165,36 @@ class PlannedState : public nn::ParameterReader, public nn::GradientSink {
   }
 
   void begin_pass() {
-    for (const auto& one : gatherers_) one->begin_pass();
+    if (gatherer_) gatherer_->begin_pass();
   }
   void end_pass() {
-    for (const auto& one : reducers_) one->finish();
-    for (const auto& one : gatherers_) one->end_pass();
+    if (reducer_) reducer_->finish();
+    if (gatherer_) gatherer_->end_pass();
   }
   void pieces_changed() {
-    for (const auto& one : gatherers_) one->pieces_changed(false);
+    if (gatherer_) gatherer_->pieces_changed(false);
   }
 
   // nn::ParameterReader
   Tensor acquire(nn::ParamId id) override {
     const Shape& shape = parameters()[id].shape;
-    if (gatherers_.empty() || tiling(id) != nullptr) return resting(plan_.type, shape);
-    const zero::Layout::Place place = plan_.layout->place(id);
-    const zero::FlatLayout& flat = layout_of(place);
-    const size_t bucket = flat.bucket_of(place.id);
-    const int64_t begin = flat.buckets()[bucket].range.begin;
-    const zero::FlatRange range = flat.range(place.id);
-    return gatherer_of(place)
-        .acquire(bucket)
-        .slice(0, range.begin - begin, range.end - begin)
-        .view(shape);
+    if (!gatherer_ || tiling(id) != nullptr) return resting(plan_.type, shape);
+    const size_t bucket = plan_.flat().bucket_of(id);
+    const int64_t begin = plan_.flat().buckets()[bucket].range.begin;
+    const zero::FlatRange range = plan_.flat().range(id);
+    return gatherer_->acquire(bucket).slice(0, range.begin - begin, range.end - begin).view(shape);
   }
   void release(nn::ParamId id) noexcept override {
-    if (gatherers_.empty() || tiling(id) != nullptr) return;
-    const zero::Layout::Place place = plan_.layout->place(id);
-    gatherer_of(place).release(layout_of(place).bucket_of(place.id));
+    if (gatherer_ && tiling(id) == nullptr) gatherer_->release(plan_.flat().bucket_of(id));
   }
-  const nn::Tiling* tiling(nn::ParamId id) const override {
-    const zero::Layout::Place place = plan_.layout->place(id);
-    return layout_of(place).tiling(place.id);
-  }
+  const nn::Tiling* tiling(nn::ParamId id) const override { return plan_.flat().tiling(id); }
   Tensor acquire_tile(nn::ParamId id, int64_t tile) override {
-    const zero::Layout::Place place = plan_.layout->place(id);
-    const Tensor& rows = gatherer_of(place).acquire(tile_bucket(place, tile));
+    const Tensor& rows = gatherer_->acquire(tile_bucket(id, tile));
     const int64_t columns = parameters()[id].shape[1];
     return rows.view({rows.elements() / columns, columns});
   }
   void release_tile(nn::ParamId id, int64_t tile) noexcept override {
-    const zero::Layout::Place place = plan_.layout->place(id);
-    gatherer_of(place).release(tile_bucket(place, tile));
+    gatherer_->release(tile_bucket(id, tile));
   }
   DType compute_type() const override { return plan_.type; }
   const nn::ParameterSet& parameters() const override { return *plan_.model.parameters; }
@@ -215,10 +203,7 @@ class PlannedState : public nn::ParameterReader, public nn::GradientSink {
   Tensor gradient(nn::ParamId id) override { return gradient_target(id).sum; }
   nn::GradientTarget gradient_target(nn::ParamId id) override {
     if (!parameters()[id].trainable) return {};
-    if (!reducers_.empty()) {
-      const zero::Layout::Place place = plan_.layout->place(id);
-      return reducer_of(place).target(place.id);
-    }
+    if (reducer_) return reducer_->target(id);
     const Shape& shape = parameters()[id].shape;
     Tensor& sum = sums_[static_cast<size_t>(id)];
     const bool first = !sum;
@@ -235,12 +220,9 @@ class PlannedState : public nn::ParameterReader, public nn::GradientSink {
   }
   void gradient_complete(nn::ParamId id) override {
     if (!parameters()[id].trainable) return;
-    if (!reducers_.empty()) {
-      const zero::Layout::Place place = plan_.layout->place(id);
+    if (reducer_) {
       const nn::Tiling* const tiles = tiling(id);
-      for (int64_t i = 0; i < (tiles ? tiles->count : 1); ++i) {
-        reducer_of(place).complete(place.id, i);
-      }
+      for (int64_t i = 0; i < (tiles ? tiles->count : 1); ++i) reducer_->complete(id, i);
       return;
     }
     Tensor& sum = sums_[static_cast<size_t>(id)];
@@ -253,12 +235,10 @@ class PlannedState : public nn::ParameterReader, public nn::GradientSink {
   }
   nn::GradientTarget tile_gradient(nn::ParamId id, int64_t tile) override {
     if (!parameters()[id].trainable) return {};
-    const zero::Layout::Place place = plan_.layout->place(id);
-    return reducer_of(place).target(place.id, tile);
+    return reducer_->target(id, tile);
   }
   void tile_gradient_complete(nn::ParamId id, int64_t tile) override {
-    const zero::Layout::Place place = plan_.layout->place(id);
-    if (parameters()[id].trainable) reducer_of(place).complete(place.id, tile);
+    if (parameters()[id].trainable) reducer_->complete(id, tile);
   }
 
   // The update of arrays in files, run after run: of the states beside masters and gradients.
@@ -290,9 +270,9 @@ class PlannedState : public nn::ParameterReader, public nn::GradientSink {
     int64_t run = part_;
     if (plan_.world > 1) {
       int64_t piece = 1;
-      plan_.for_each_bucket([&](const zero::FlatLayout&, const zero::Bucket& bucket) {
+      for (const zero::Bucket& bucket : plan_.flat().buckets()) {
         if (bucket.trainable) piece = std::max(piece, bucket.piece);
-      });
+      }
       run = std::min(run, piece);
     }
     for (int64_t at = 0; at < all; at = run_after(at, all, run)) {
@@ -309,46 +289,29 @@ class PlannedState : public nn::ParameterReader, public nn::GradientSink {
   }
 
  private:
-  const zero::FlatLayout& layout_of(const zero::Layout::Place& place) const {
-    return plan_.layout->domains()[static_cast<size_t>(place.domain)].flat;
-  }
-  zero::WeightGatherer& gatherer_of(const zero::Layout::Place& place) const {
-    return *gatherers_[static_cast<size_t>(place.domain)];
-  }
   // Where the next part of an array begins. After a few the others are like them, but for the last,
   // which is shorter.
   static int64_t run_after(int64_t at, int64_t all, int64_t part) {
     const int64_t last = (all - 1) / part * part;
     return at == 3 * part && last > at + 2 * part ? last - part : at + part;
   }
-  zero::GradientReducer& reducer_of(const zero::Layout::Place& place) const {
-    return *reducers_[static_cast<size_t>(place.domain)];
-  }
-  int64_t flat_begin(nn::ParamId id) const {
-    const zero::Layout::Place place = plan_.layout->place(id);
-    return layout_of(place).range(place.id).begin;
-  }
-  size_t tile_bucket(const zero::Layout::Place& place, int64_t tile) const {
-    return layout_of(place).bucket_of(place.id) + static_cast<size_t>(tile);
+  int64_t flat_begin(nn::ParamId id) const { return plan_.flat().range(id).begin; }
+  size_t tile_bucket(nn::ParamId id, int64_t tile) const {
+    return plan_.flat().bucket_of(id) + static_cast<size_t>(tile);
   }
   Tensor resting(DType type, const Shape& shape) const {
     return Tensor(resting_.storage(), 0, type, shape);
   }
 
-  void make_gatherers() {
-    for (const zero::GradientDomain& domain : plan_.layout->domains()) {
-      const auto make = [this](const zero::Bucket& bucket) { return gathered(bucket); };
-      gatherers_.push_back(std::make_unique<zero::WeightGatherer>(
-          domain.flat, make_counting_route(domain.flat, make), plan_.share.gather));
-    }
+  void make_gatherer() {
+    const auto make = [this](const zero::Bucket& bucket) { return gathered(bucket); };
+    gatherer_ = std::make_unique<zero::WeightGatherer>(
+        plan_.flat(), make_counting_route(plan_.flat(), make), plan_.share.gather);
   }
 
   // Where backward of this rank fills buckets: to be reduced, or sent to the host.
-  void make_reducers() {
-    const bool tiled =
-        std::any_of(plan_.layout->domains().begin(), plan_.layout->domains().end(),
-                    [](const zero::GradientDomain& domain) { return domain.flat.any_tiled(); });
-    if (plan_.world == 1 && !plan_.offloads() && !tiled) return;
+  void make_reducer() {
+    if (plan_.world == 1 && !plan_.offloads() && !plan_.flat().any_tiled()) return;
     const bool alone = plan_.world == 1;
     const zero::ShareOptions& share = plan_.share;
     const zero::GradientReducer::Options options{
@@ -358,19 +321,22 @@ class PlannedState : public nn::ParameterReader, public nn::GradientSink {
         .op = share.op,
         .comm_dtype = alone ? DType::kFloat32 : share.comm_dtype,
         .comm_dtype_for_all = share.comm_dtype_for_all};
-    for (const zero::GradientDomain& domain : plan_.layout->domains()) {
-      const auto take = [this](const zero::Bucket& bucket,
-                               const Tensor& sum) -> std::shared_ptr<Event> {
-        if (plan_.in_files()) add_to_file(bucket.piece, bucket.owned);
-        static_cast<void>(sum);
-        // A GPU's copies to the host still read the bucket.
-        return plan_.offloads() ? std::make_shared<HostEvent>() : nullptr;
-      };
-      reducers_.push_back(std::make_unique<zero::GradientReducer>(
-          ctx_, domain.local, domain.flat,
-          RankGroup{make_pretended_group(domain.flat.world()), 0, domain.flat.world()}, options,
-          take));
+    const auto take = [this](const zero::Bucket& bucket,
+                             const Tensor& sum) -> std::shared_ptr<Event> {
+      if (plan_.in_files()) add_to_file(bucket.piece, bucket.owned);
+      static_cast<void>(sum);
+      // A GPU's copies to the host still read the bucket.
+      return plan_.offloads() ? std::make_shared<HostEvent>() : nullptr;
+    };
+    std::vector<zero::GradientReducer::Domain> domains;
+    for (size_t i = 0; i < plan_.layout->domains().size(); ++i) {
+      const auto domain = static_cast<int>(i);
+      const int ranks = plan_.flat().world(domain);
+      domains.push_back(
+          {RankGroup{make_pretended_group(ranks), 0, ranks}, plan_.layout->share_of_mean(domain)});
     }
+    reducer_ = std::make_unique<zero::GradientReducer>(ctx_, parameters(), plan_.flat(),
+                                                       std::move(domains), options, take);
   }
 
   // Added to the file's numbers part by part, of which one is read ahead.
@@ -411,9 +377,9 @@ class PlannedState : public nn::ParameterReader, public nn::GradientSink {
   mutable Tensor writing_;  // of the gradients' file
   int64_t part_ = 0;        // elements of a file that are mapped at a time
   std::shared_ptr<FileMemory> state_files_, weight_files_;  // null: in memory
-  std::vector<Tensor> sums_;  // by parameter, while backward adds to it
-  std::vector<std::unique_ptr<zero::WeightGatherer>> gatherers_;  // by domain, at stage 3
-  std::vector<std::unique_ptr<zero::GradientReducer>> reducers_;  // by domain, or none
+  std::vector<Tensor> sums_;                        // by parameter, while backward adds to it
+  std::unique_ptr<zero::WeightGatherer> gatherer_;  // at stage 3
+  std::unique_ptr<zero::GradientReducer> reducer_;  // or null
 };
 
 void run_pass(const PlanContext& plan, const OpContext& ctx, PlannedState& state) {

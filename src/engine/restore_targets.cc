@@ -140,7 +140,7 @@ std::vector<TensorTarget> restore_targets(RunContext& run, Updater& updater,
              " ", Shape(record.meta.shape).text(), ", needed is ", dtype_name(type), " ",
              shape.text());
     TensorTarget& target = targets.emplace_back(TensorTarget{&record, {}, {}});
-    const zero::OwnedPart part = state.layout().part(id);
+    const zero::OwnedPart part = state.layout().flat().part(id);
     if (part.count < shape.elements()) target.range = {part.first, part.first + part.count};
     return target;
   };

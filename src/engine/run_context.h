@@ -36,10 +36,7 @@ struct RunContext {
   }
   int gradient_ranks() const { return mesh.size(MeshGroup::kDataContext); }
   // Among whom the experts of each layer are shared; null where every rank has all.
-  const RankGroup* expert_ranks() const {
-    const RankGroup& ranks = state->arrays().groups.experts.layer;
-    return ranks ? &ranks : nullptr;
-  }
+  const RankGroup* expert_ranks() const { return experts ? &experts : nullptr; }
   // A parameter that has a gradient and optimizer state, by name; throws kNotFound otherwise.
   nn::ParamId trainable(const std::string& name) const;
   // A caller's tensor as operators read it: packed, where masters and gradients lie, or on a
@@ -56,6 +53,7 @@ struct RunContext {
   std::shared_ptr<zero::TrainState> state;
   ThreadPool pool;
   const kernels::GpuPolicy gpu_policy;
+  RankGroup experts;  // by their order in a layer; none where every rank has all
   std::shared_ptr<optim::ArrayFactory> arrays;  // null: training state lies in memory
 };
 

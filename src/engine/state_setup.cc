@@ -10,7 +10,6 @@
 #include "base/text.h"
 #include "engine/agreement.h"
 #include "engine/combinations.h"
-#include "engine/expert_parallel.h"
 #include "engine/fp8_steps.h"
 #include "engine/share_options.h"
 
@@ -84,7 +83,6 @@ zero::ShareOptions share_options_of(RunContext& run) {
     agree(run.context(), run.world(), "making the weights", body);
   };
   choose_sparse(run, options);
-  place_experts(run.model->parameters(), run.mesh.shape(), run.mesh.rank(), options);
   if (run.model->has_architecture()) return options;
   options.deferred_gradients = options.stage < 3;
   options.by_micro_batch = run.config.batch.accumulation > 1;
@@ -97,13 +95,6 @@ zero::ShareOptions share_options_of(RunContext& run) {
              "it is used (ds_engine_open_scope), or use stage 2");
   }
   return options;
-}
-
-// Over the ranks that reduce the gradients of dense parameters.
-StateGroups state_groups_of(const RunContext& run, const zero::ShareOptions& options) {
-  zero::check_group_sizes(options.groups, run.gradient_ranks());
-  return make_state_groups(run.mesh, MeshGroup::kDataContext, options.groups,
-                           zero::wants_nodes(options));
 }
 
 // With device nvme. Gradients of a program's own parameters are memory that the program may see.
@@ -139,7 +130,8 @@ void place_weights(RunContext& run) {
     zero::ShareOptions options = share_options_of(run);
     options.fp32 = types.fp32;
     if (offload) options.offload = offload_options(run.config, run.model->host());
-    state.share(run.context(), state_groups_of(run, options), options, compute, masters);
+    zero::check_group_sizes(options.groups, run.gradient_ranks());
+    state.share(run.context(), run.mesh, options, compute, masters);
   } else if (offload) {
     state.offload(run.context(), offload_options(run.config, run.model->host()), compute,
                   masters == zero::MasterForm::kSplit);
@@ -160,6 +152,9 @@ DType compute_type_of(const Config& config) { return dtype_of(config.precision.c
 
 void set_up_state(RunContext& run) {
   place_weights(run);
+  if (run.mesh.shape().size(MeshAxis::kExpert) > 1) {
+    run.experts = run.mesh.placed(MeshGroup::kExpert);
+  }
   zero::TrainState& state = *run.state;
   if (run.config.precision.fp8.enabled) state.weights().set_fp8(make_fp8(run));
   end_group_on_io_error(run.world(), [&] {

@@ -19,10 +19,10 @@ std::vector<optim::TensorPlace> find_places(const OptimizerConfig& config,
   const nn::ParameterSet& parameters = state.parameters();
   const std::vector<int32_t> groups = optim::assign_groups(config, parameters);
   std::vector<optim::TensorPlace> places;
-  for (const nn::ParamId id : state.layout().order()) {
+  for (const nn::ParamId id : state.layout().flat().order()) {
     const nn::Parameter& p = parameters[id];
     if (!p.trainable) continue;
-    const zero::OwnedPart part = state.layout().part(id);
+    const zero::OwnedPart part = state.layout().flat().part(id);
     const int64_t begin = part.count == 0 ? 0 : part.owned;
     const int32_t group = groups[static_cast<size_t>(id)];
     const optim::WidthFactors factors = optim::width_factors(config, p);
@@ -46,12 +46,12 @@ bool cycles_momentum(OptimizerType type) {
   }
 }
 
-std::shared_ptr<optim::ShardGroup> find_shard_group(const zero::TrainState& state) {
+optim::ShardGroups find_shard_groups(const zero::TrainState& state) {
   std::vector<nn::ParamId> trainable;
-  for (const nn::ParamId id : state.layout().order()) {
+  for (const nn::ParamId id : state.layout().flat().order()) {
     if (state.parameters()[id].trainable) trainable.push_back(id);
   }
-  return state.shard_group(std::move(trainable));
+  return state.shard_groups(trainable);
 }
 
 // That are updated at a time ahead of their step: the smaller, the earlier the first ones begin.
@@ -67,12 +67,12 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config,
   const zero::StateArrays& arrays = state.arrays();
   const auto& zenflow = config.zero.zenflow;
   if (!zenflow) {
-    return optim::make_optimizer(optimizer, places, arrays.state_memory(), find_shard_group(state),
+    return optim::make_optimizer(optimizer, places, arrays.state_memory(), find_shard_groups(state),
                                  state.offload_store(), arrays.factory,
                                  ahead ? elements_ahead(config) : 0);
   }
   return optim::make_zenflow(optimizer, *zenflow, places, arrays.state_memory(),
-                             find_shard_group(state), state.offload_store(), arrays.factory);
+                             find_shard_groups(state), state.offload_store(), arrays.factory);
 }
 
 // Of the update that runs beside the passes.

@@ -227,6 +227,16 @@ int MeshShape::index_in(const MeshSubgroup& subgroup, int rank) const {
   return subgroup.part == MeshPart::kReplicas ? index / part : index % part;
 }
 
+int MeshShape::ranks_in_part(MeshGroup group, int consecutive) const {
+  const int all = size(MeshGroup::kDataContext), ranks = size(group);
+  if (consecutive == 0 || consecutive >= all) return ranks;
+  const int part = std::max(1, static_cast<int>(int64_t{consecutive} * ranks / all));
+  DS_CHECK(all % consecutive == 0 && ranks % part == 0, Code::kConfig, "a shard of ", consecutive,
+           " ranks does not divide the ", all, " ranks of the ",
+           mesh_group_name(MeshGroup::kDataContext), " group");
+  return part;
+}
+
 MeshGroup MeshShape::canonical(MeshGroup group) const {
   const std::vector<Step> steps = steps_of(group);
   for (int i = 0; i < static_cast<int>(group); ++i) {

@@ -50,6 +50,10 @@ inline constexpr int kMeshGroups = 13;
 std::string_view mesh_group_name(MeshGroup group) noexcept;
 // Throws kInvalidArgument with the nearest name.
 MeshGroup mesh_group_of(std::string_view name);
+// Of parameters whose gradients a group reduces: the ranks that hold one copy of them together.
+constexpr MeshGroup model_group(MeshGroup gradient) noexcept {
+  return gradient == MeshGroup::kExpertData ? MeshGroup::kExpertModel : MeshGroup::kModel;
+}
 
 // How a group is cut further, into parts of so many consecutive ranks: what a rank belongs to is
 // its part, or the ranks of equal place in all parts.
@@ -102,6 +106,9 @@ class MeshShape {
   int size(const MeshSubgroup& subgroup) const;
   std::vector<int> members(const MeshSubgroup& subgroup, int rank) const;
   int index_in(const MeshSubgroup& subgroup, int rank) const;
+  // How many ranks of a group are among so many consecutive ones of those that read different
+  // samples; 0: all of it. Throws kConfig where such parts do not divide the ranks.
+  int ranks_in_part(MeshGroup group, int consecutive) const;
   // The first kind whose groups have the same members as those of `group`.
   MeshGroup canonical(MeshGroup group) const;
 

@@ -43,16 +43,16 @@ StateGroups make_state_groups(const Mesh& mesh, MeshGroup group, const StateGrou
                               bool want_nodes) {
   StateGroups out;
   out.all = out.shard = mesh.placed(group);
-  if (sizes.shard > 0 && sizes.shard < out.all.size) {
-    out.shard = mesh.placed({group, MeshPart::kShard, sizes.shard});
-    out.replicas = mesh.placed({group, MeshPart::kReplicas, sizes.shard});
+  const int shard_ranks = mesh.shape().ranks_in_part(group, sizes.shard);
+  if (shard_ranks < out.all.size) {
+    out.shard = mesh.placed({group, MeshPart::kShard, shard_ranks});
+    out.replicas = mesh.placed({group, MeshPart::kReplicas, shard_ranks});
   }
-  if (sizes.secondary > 1) {
-    out.secondary = mesh.placed({group, MeshPart::kSecondary, sizes.secondary});
+  if (const int near = mesh.shape().ranks_in_part(group, sizes.secondary);
+      sizes.secondary > 1 && near > 1) {
+    out.secondary = mesh.placed({group, MeshPart::kSecondary, near});
   }
-  if (mesh.shape().size(MeshAxis::kExpert) > 1) {
-    out.experts = {mesh.placed(MeshGroup::kExpertData), mesh.placed(MeshGroup::kExpert)};
-  }
+  out.model = mesh.placed(model_group(group));
   if (!want_nodes) return out;
   // Every rank knows where all are, so that all shard groups decide alike.
   const std::vector<int> node_of = out.all.comm->topology().node_of;

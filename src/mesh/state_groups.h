@@ -1,5 +1,6 @@
 // The groups between which the ranks of a group of the mesh spread training state: who holds one
-// copy of it together, who holds the same piece, and who is near.
+// copy of it together, who holds the same piece, and who is near. Parameters whose gradients
+// different ranks reduce have groups of their own.
 #pragma once
 
 #include <memory>
@@ -26,20 +27,14 @@ struct NodeGroups {
   }
 };
 
-// Of experts that ranks share: those that hold the same ones, which spread their state, and those
-// that hold all of a layer together, in the order of the experts.
-struct ExpertGroups {
-  RankGroup same;
-  RankGroup layer;
-};
-
 struct StateGroups {
-  RankGroup all;
+  RankGroup all;                      // whose gradients are reduced together
   RankGroup shard;                    // `all` where there is one copy
   RankGroup replicas;                 // none where there is one copy
   RankGroup secondary;                // none where there is none
   std::shared_ptr<NodeGroups> nodes;  // of `shard`; null unless wanted and possible
-  ExpertGroups experts;               // none where every rank holds all experts
+  // Hold one copy of the parameters together, each its part of them; alone where each holds all.
+  RankGroup model;
 };
 
 // The ranks of a group by node, nodes in the order of their first ranks; `node_of` is by rank.
@@ -49,9 +44,10 @@ struct RanksByNode {
 };
 RanksByNode ranks_by_node(std::span<const int> node_of);
 
-// Collective over the group, and over the world where the mesh has an expert axis. Throws kConfig
-// where the sizes do not divide it. With `want_nodes` all shard groups have groups of nodes, or
-// none has.
+// Of the parameters whose gradients `group` reduces. Sizes count consecutive ranks of those that
+// read different samples, of which a group of experts has fewer. Collective over the world. Throws
+// kConfig where the sizes do not divide it. With `want_nodes` all shard groups of a group have
+// groups of nodes, or none has.
 StateGroups make_state_groups(const Mesh& mesh, MeshGroup group, const StateGroupSizes& sizes,
                               bool want_nodes);
 

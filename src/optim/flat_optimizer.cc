@@ -27,6 +27,10 @@ FlatOptimizer::FlatOptimizer(Setup setup) : setup_(std::move(setup)) {
     if (found == classes_.end()) classes_.push_back(of);
   }
   products_.resize(groups_.size());
+  grouped_.resize(setup_.places.size());
+  for (const auto& group : setup_.shard_groups) {
+    for (const size_t tensor : group->tensors()) grouped_[tensor] = true;
+  }
 }
 
 StateSpace FlatOptimizer::make_space(StateSpace::Options options,
@@ -47,6 +51,13 @@ void FlatOptimizer::need_whole(const TensorPlace& place, const char* why) const 
   DS_CHECK(wholly_owned(place), Code::kUnsupported, "optimizer: ", why, ", and tensor ", place.name,
            " of shape ", place.shape.text(), " is shared between ranks: this one owns ",
            place.end - place.begin, " of its elements");
+}
+
+void FlatOptimizer::need_whole_ungrouped(const std::function<bool(const TensorPlace&)>& of,
+                                         const char* why) const {
+  for (size_t i = 0; i < setup_.places.size(); ++i) {
+    if (!grouped(i) && touched(place(i)) && of(place(i))) need_whole(place(i), why);
+  }
 }
 
 // A step goes on where the last one stopped; after a load, or a step taken back, from the start.

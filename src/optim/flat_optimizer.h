@@ -11,7 +11,7 @@ struct Setup {
   OptimizerConfig config;
   std::vector<TensorPlace> places;
   std::shared_ptr<Device> device;
-  std::shared_ptr<ShardGroup> shard_group;  // null where tensors are whole
+  ShardGroups shard_groups;               // of tensors that ranks cut
   std::shared_ptr<OffloadStore> offload;  // null where the update works on everything where it lies
   std::shared_ptr<ArrayFactory> arrays;   // null where all states lie in memory
   int64_t most_elements = 0;              // that an update takes at a time; 0: all that there are
@@ -47,14 +47,19 @@ class FlatOptimizer : public Optimizer {
   const OptimizerConfig& group(int32_t index) const { return groups_[static_cast<size_t>(index)]; }
   const std::vector<TensorPlace>& places() const { return setup_.places; }
   const TensorPlace& place(size_t index) const { return setup_.places[index]; }
-  ShardGroup* shard_group() const { return setup_.shard_group.get(); }
+  const ShardGroups& shard_groups() const { return setup_.shard_groups; }
+  // Whether a tensor is in one of them.
+  bool grouped(size_t tensor) const { return grouped_[tensor]; }
   OffloadStore* offload() const { return setup_.offload.get(); }
   static bool wholly_owned(const TensorPlace& place) {
     return place.end - place.begin == place.shape.elements();
   }
   static bool touched(const TensorPlace& place) { return place.begin < place.end; }
-  // Throws kUnsupported for a tensor of which this rank owns a part.
+  // Throws kUnsupported for a tensor of which this rank owns a part; the second for one in no shard
+  // group.
   void need_whole(const TensorPlace& place, const char* why) const;
+  void need_whole_ungrouped(const std::function<bool(const TensorPlace&)>& of,
+                            const char* why) const;
 
   // What tensors have in common that share constants.
   struct HyperClass {
@@ -107,6 +112,7 @@ class FlatOptimizer : public Optimizer {
   std::vector<OptimizerConfig> groups_;
   std::vector<HyperClass> classes_;
   std::vector<int64_t> class_of_;  // by tensor
+  std::vector<bool> grouped_;      // by tensor
   // Of NAdam, by group: the product of the momenta of the first so many steps.
   struct MomentumProduct {
     int64_t steps = 0;

@@ -14,20 +14,23 @@ namespace {
 class Lamb : public FlatOptimizer {
  public:
   explicit Lamb(Setup setup) : FlatOptimizer(std::move(setup)), ratios_(places().size(), 1.0) {
-    for (const TensorPlace& one : places()) {
-      if (!shard_group() && touched(one)) need_whole(one, "LAMB needs the norm of a whole tensor");
-    }
+    need_whole_ungrouped([](const TensorPlace&) { return true; },
+                         "LAMB needs the norm of a whole tensor");
     StateSpace::Options options;
     options.states = {{"exp_avg", true}, {"exp_avg_sq", false}};
     add_space(make_space(std::move(options)));
     for (const StateRun& run : space(0).runs()) {
       norms_.resize(std::max(norms_.size(), 2 * run.pieces.size()));
     }
-    if (!shard_group()) return;
-    for (size_t i = 0; i < places().size(); ++i) {
-      if (is_cut(*shard_group(), i)) cut_.push_back(i);
+    for (const auto& shard_group : shard_groups()) {
+      for (const size_t tensor : shard_group->tensors()) {
+        if (is_cut(*shard_group, tensor)) cut_.push_back(tensor);
+      }
+      cut_ends_.push_back(cut_.size());
     }
-    words_.resize(2 * cut_.size() * ExactSum::kWords);
+    DS_CHECK(std::is_sorted(cut_.begin(), cut_.end()), Code::kInternal,
+             "tensors of shard groups are out of order");
+    words_.resize(cut_.size() * kTensorWords);
   }
 
   std::span<const double> trust_ratios() const override { return ratios_; }
@@ -62,6 +65,8 @@ class Lamb : public FlatOptimizer {
   }
 
  private:
+  static constexpr size_t kTensorWords = 2 * ExactSum::kWords;
+
   static std::function<double(size_t)> rate_of(const UpdateStep& step) {
     return [&step](size_t group) { return step.rates[group]; };
   }
@@ -108,7 +113,7 @@ class Lamb : public FlatOptimizer {
         continue;
       }
       const auto found = std::lower_bound(cut_.begin(), cut_.end(), tensor) - cut_.begin();
-      auto to = words_.begin() + found * 2 * ExactSum::kWords;
+      auto to = words_.begin() + found * std::ptrdiff_t{kTensorWords};
       to = std::copy(weights.words().begin(), weights.words().end(), to);
       std::copy(updates.words().begin(), updates.words().end(), to);
     }
@@ -116,8 +121,13 @@ class Lamb : public FlatOptimizer {
 
   // Sums are exact, so that ratios do not depend on how tensors are cut.
   void share_norms() {
-    if (cut_.empty()) return;
-    shard_group()->sum(words_);
+    size_t begin = 0;
+    for (size_t i = 0; i < cut_ends_.size(); ++i) {
+      const size_t count = cut_ends_[i] - begin;
+      const auto words = std::span(words_).subspan(begin * kTensorWords, count * kTensorWords);
+      if (count > 0) shard_groups()[i]->sum(words);
+      begin = cut_ends_[i];
+    }
     auto from = words_.begin();
     const auto next = [&] {
       ExactSum sum;
@@ -138,10 +148,11 @@ class Lamb : public FlatOptimizer {
                             weights.value(), updates.value());
   }
 
-  std::vector<double> ratios_;   // by tensor
-  std::vector<size_t> cut_;      // tensors that several ranks share, in their order
-  std::vector<int64_t> words_;   // two sums of each of them
-  std::vector<ExactSum> norms_;  // of a run
+  std::vector<double> ratios_;    // by tensor
+  std::vector<size_t> cut_;       // tensors that several ranks share, in their order
+  std::vector<size_t> cut_ends_;  // of those of each shard group among them
+  std::vector<int64_t> words_;    // two sums of each of them
+  std::vector<ExactSum> norms_;   // of a run
   // Of the last tensor of a run, when it goes on in the next one.
   struct Begun {
     std::optional<size_t> tensor;

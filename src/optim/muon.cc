@@ -24,10 +24,7 @@ int64_t total_of(const std::vector<int64_t>& counts) {
 class Muon : public FlatOptimizer {
  public:
   explicit Muon(Setup setup) : FlatOptimizer(std::move(setup)) {
-    for (const TensorPlace& one : places()) {
-      if (!shard_group() && is_muon_matrix(one) && touched(one))
-        need_whole(one, "Muon needs whole matrices");
-    }
+    need_whole_ungrouped(is_muon_matrix, "Muon needs whole matrices");
     // Two rates per group: of its matrices and of the rest.
     rates_.clear();
     for (size_t i = 0; i < group_count(); ++i) {
@@ -45,21 +42,30 @@ class Muon : public FlatOptimizer {
     rest.run_per_tensor = false;
     add_space(make_space(std::move(matrices)));
     add_space(make_space(std::move(rest)));
-    if (shard_group()) rounds_ = muon_rounds(places(), *shard_group());
+    for (const auto& shard_group : shard_groups()) {
+      rounds_.push_back(muon_rounds(places(), *shard_group));
+    }
+    for (const StateRun& run : space(0).runs()) {
+      if (!grouped(run.tensors.front())) whole_.push_back(&run);
+    }
   }
 
   void step(const OpContext& ctx, const UpdateStep& step, FlatTensors& tensors) override {
     begin_step(step, tensors);
-    if (shard_group()) {
-      for (const MuonRound& round : rounds_) update_round(ctx, step, round, tensors);
-    } else {
-      update_runs(ctx, space(0), tensors, Writes::kBoth,
-                  [&](const StateRun& run, ops::UpdateTensors& part) {
-                    const Tensor direction = ctx.workspace(DType::kFloat32, {run.end - run.begin});
-                    find_direction(ctx, step, run, part, direction);
-                    orthogonalise_stack(ctx, place(run.tensors.front()), direction);
-                    apply(ctx, step, run, part, direction);
-                  });
+    for (size_t i = 0; i < rounds_.size(); ++i) {
+      for (const MuonRound& round : rounds_[i]) {
+        update_round(ctx, step, *shard_groups()[i], round, tensors);
+      }
+    }
+    for (size_t i = 0; i < whole_.size(); ++i) {
+      const StateRun* const next = i + 1 < whole_.size() ? whole_[i + 1] : nullptr;
+      update_run(ctx, space(0), *whole_[i], next, tensors, Writes::kBoth,
+                 [&](const StateRun& run, ops::UpdateTensors& part) {
+                   const Tensor direction = ctx.workspace(DType::kFloat32, {run.end - run.begin});
+                   find_direction(ctx, step, run, part, direction);
+                   orthogonalise_stack(ctx, place(run.tensors.front()), direction);
+                   apply(ctx, step, run, part, direction);
+                 });
     }
 
     const std::vector<kernels::UpdateConstants> adam = constants(
@@ -120,9 +126,8 @@ class Muon : public FlatOptimizer {
 
   // Matrices of a round: each rank gets whole those that it orthogonalises, and gives back to
   // every rank its part of the result.
-  void update_round(const OpContext& ctx, const UpdateStep& step, const MuonRound& round,
-                    FlatTensors& tensors) const {
-    ShardGroup& ranks = *shard_group();
+  void update_round(const OpContext& ctx, const UpdateStep& step, ShardGroup& ranks,
+                    const MuonRound& round, FlatTensors& tensors) const {
     const Tensor own = ctx.workspace(DType::kFloat32, {total_of(round.sent)});
     const Tensor gathered = ctx.workspace(DType::kFloat32, {total_of(round.received)});
     std::vector<const StateRun*> run_of(places().size());
@@ -144,7 +149,7 @@ class Muon : public FlatOptimizer {
                  });
     });
     ranks.exchange(gathered, round.received, own, round.sent);
-    orthogonalise_own(ctx, round, gathered);
+    orthogonalise_own(ctx, ranks, round, gathered);
     ranks.exchange(own, round.sent, gathered, round.received);
     for_own([&](const StateRun& run, const Tensor& direction) {
       update_run(ctx, space(0), run, nullptr, tensors, Writes::kWeights,
@@ -154,9 +159,8 @@ class Muon : public FlatOptimizer {
     });
   }
 
-  void orthogonalise_own(const OpContext& ctx, const MuonRound& round,
+  void orthogonalise_own(const OpContext& ctx, const ShardGroup& ranks, const MuonRound& round,
                          const Tensor& gathered) const {
-    const ShardGroup& ranks = *shard_group();
     std::vector<int64_t> next(round.received.size());  // of each rank's next part
     std::exclusive_scan(round.received.begin(), round.received.end(), next.begin(), int64_t{0});
     for (size_t i = 0; i < round.tensors.size(); ++i) {
@@ -182,7 +186,8 @@ class Muon : public FlatOptimizer {
     }
   }
 
-  std::vector<MuonRound> rounds_;  // of matrices that are cut
+  std::vector<std::vector<MuonRound>> rounds_;  // of matrices that are cut, by shard group
+  std::vector<const StateRun*> whole_;          // of the others
 };
 
 }  // namespace
@@ -194,14 +199,14 @@ std::unique_ptr<Optimizer> make_muon(Setup setup) {
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config,
                                           std::vector<TensorPlace> places,
                                           const std::shared_ptr<Device>& device,
-                                          std::shared_ptr<ShardGroup> shard_group,
+                                          ShardGroups shard_groups,
                                           std::shared_ptr<OffloadStore> offload,
                                           std::shared_ptr<ArrayFactory> arrays,
                                           int64_t most_elements) {
   Setup setup{config,
               std::move(places),
               device,
-              std::move(shard_group),
+              std::move(shard_groups),
               std::move(offload),
               std::move(arrays),
               most_elements};

@@ -73,7 +73,7 @@ std::vector<MuonRound> muon_rounds(const std::vector<TensorPlace>& places,
     open.clear();
     elements = 0;
   };
-  for (size_t i = 0; i < places.size(); ++i) {
+  for (const size_t i : shard_group.tensors()) {
     const int64_t n = places[i].shape.elements();
     if (!is_muon_matrix(places[i]) || n == 0) continue;
     if (elements + n > kRoundElements * shard_group.size()) close();

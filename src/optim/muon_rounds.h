@@ -21,7 +21,8 @@ struct MuonRound {
   std::vector<int64_t> received;  // and that one's parts of what this rank owns
 };
 
-// The same on every rank but for `sent` and `received`.
+// Of the group's tensors, numbered as in `places`. The same on every rank but for `sent` and
+// `received`.
 std::vector<MuonRound> muon_rounds(const std::vector<TensorPlace>& places,
                                    const ShardGroup& shard_group);
 

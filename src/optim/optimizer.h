@@ -83,7 +83,7 @@ class Optimizer {
   // Configured learning rates; a schedule applies to each.
   virtual std::span<const double> base_rates() const = 0;
 
-  // Updates masters, state and model copy in place. With a shard group every rank calls it alike.
+  // Updates masters, state and model copy in place. With shard groups every rank calls it alike.
   virtual void step(const OpContext& ctx, const UpdateStep& step, FlatTensors& tensors) = 0;
 
   // Whether a step on a GPU may read its scale there, and whether it is to happen. A step counts
@@ -167,14 +167,14 @@ class Optimizer {
   int64_t steps_ = 0;
 };
 
-// `places` are all trainable tensors. Without a shard group LAMB and Muon refuse tensors that are
-// cut. States are made in the memory of `device`, or by a factory that makes them. With an offload
-// store they rest there with masters and gradients, and updates go through it. Updates that need no
-// whole tensors take `most_elements` at a time; 0: as many as there are.
+// `places` are all trainable tensors. LAMB and Muon refuse tensors that are cut and in no shard
+// group. States are made in the memory of `device`, or by a factory that makes them. With an
+// offload store they rest there with masters and gradients, and updates go through it. Updates that
+// need no whole tensors take `most_elements` at a time; 0: as many as there are.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config,
                                           std::vector<TensorPlace> places,
                                           const std::shared_ptr<Device>& device,
-                                          std::shared_ptr<ShardGroup> shard_group = nullptr,
+                                          ShardGroups shard_groups = {},
                                           std::shared_ptr<OffloadStore> offload = nullptr,
                                           std::shared_ptr<ArrayFactory> arrays = nullptr,
                                           int64_t most_elements = 0);
@@ -184,7 +184,7 @@ std::unique_ptr<Optimizer> make_zenflow(const OptimizerConfig& config,
                                         const ZeroConfig::ZenFlow& options,
                                         std::vector<TensorPlace> places,
                                         const std::shared_ptr<Device>& device,
-                                        std::shared_ptr<ShardGroup> shard_group = nullptr,
+                                        ShardGroups shard_groups = {},
                                         std::shared_ptr<OffloadStore> offload = nullptr,
                                         std::shared_ptr<ArrayFactory> arrays = nullptr);
 

@@ -499,12 +499,19 @@ std::vector<int64_t> ZenFlow::column_sums(const StepWork& work) const {
   return sums;
 }
 
+// Which columns are chosen, and when, follows from all matrices of the model.
+void ZenFlow::sum_over_ranks(std::vector<int64_t>& words) const {
+  DS_CHECK(shard_groups().size() <= 1, Code::kInternal,
+           "zenflow does not decide for tensors that different ranks have");
+  if (!shard_groups().empty()) shard_groups().front()->sum(words);
+}
+
 void ZenFlow::choose(StepWork& work) {
   if (next_ready_) publish_next(work);
   put_kept_back();
   const bool before = choice_.made();
   std::vector<int64_t> sums = column_sums(work);
-  if (shard_group() != nullptr) shard_group()->sum(sums);
+  sum_over_ranks(sums);
   const ColumnChoice::Change change = choice_.choose(sums);
   intervals_.choose();
   if (before) rescale(work, change);
@@ -594,7 +601,7 @@ std::vector<UpdateIntervals::Magnitudes> ZenFlow::magnitudes(const StepWork& wor
     words.push_back(chosen);
     words.push_back(all);
   }
-  if (shard_group() != nullptr) shard_group()->sum(words);
+  sum_over_ranks(words);
   int exponent = 0;
   if (finite && work.step.norm > 0) static_cast<void>(std::frexp(work.step.norm, &exponent));
   const double size = std::ldexp(static_cast<double>(work.step.grad_scale), exponent) /
@@ -727,13 +734,13 @@ std::unique_ptr<Optimizer> make_zenflow(const OptimizerConfig& config,
                                         const ZeroConfig::ZenFlow& options,
                                         std::vector<TensorPlace> places,
                                         const std::shared_ptr<Device>& device,
-                                        std::shared_ptr<ShardGroup> shard_group,
+                                        ShardGroups shard_groups,
                                         std::shared_ptr<OffloadStore> offload,
                                         std::shared_ptr<ArrayFactory> arrays) {
   Setup setup{config,
               std::move(places),
               device,
-              std::move(shard_group),
+              std::move(shard_groups),
               std::move(offload),
               std::move(arrays),
               0};

@@ -85,6 +85,7 @@ class ZenFlow final : public FlatOptimizer {
   void make_room(StepWork& work) const;
 
   std::vector<int64_t> column_sums(const StepWork& work) const;
+  void sum_over_ranks(std::vector<int64_t>& words) const;
   void choose(StepWork& work);
   void rescale(const StepWork& work, const ColumnChoice::Change& change) const;
   std::vector<UpdateIntervals::Magnitudes> magnitudes(const StepWork& work) const;

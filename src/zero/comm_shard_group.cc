@@ -2,13 +2,42 @@
 
 #include <algorithm>
 
+#include "comm/message_memory.h"
 #include "tensor/transfer.h"
 
 namespace ds::zero {
 
+CommShardGroup::CommShardGroup(const FlatLayout& layout, int domain,
+                               std::span<const nn::ParamId> ids, std::shared_ptr<Communicator> comm,
+                               std::shared_ptr<Device> device)
+    : layout_(layout),
+      domain_(domain),
+      ids_(ids.begin(), ids.end()),
+      comm_(std::move(comm)),
+      device_(std::move(device)) {
+  for (size_t i = 0; i < ids_.size(); ++i) {
+    const Bucket& bucket = layout.buckets()[layout.bucket_of(ids_[i])];
+    if (bucket.domain == domain) tensors_.push_back(i);
+  }
+}
+
+optim::ShardGroups make_shard_groups(const FlatLayout& layout, std::span<const nn::ParamId> ids,
+                                     std::span<const std::shared_ptr<Communicator>> comms,
+                                     const std::shared_ptr<Device>& device) {
+  optim::ShardGroups out;
+  for (size_t i = 0; i < comms.size(); ++i) {
+    const auto domain = static_cast<int>(i);
+    if (layout.world(domain) == 1) continue;
+    auto group = std::make_shared<CommShardGroup>(layout, domain, ids, comms[i], device);
+    if (!group->tensors().empty()) out.push_back(std::move(group));
+  }
+  return out;
+}
+
 void CommShardGroup::sum(std::span<int64_t> words) {
-  const Tensor all = Tensor::empty(host_memory_of(device_), DType::kInt64,
-                                   {static_cast<int64_t>(words.size())}, MemoryTag::kCommunication);
+  const Tensor all =
+      comm::message_memory(*comm_, device_, DType::kInt64, {static_cast<int64_t>(words.size())},
+                           MemoryTag::kCommunication);
   std::copy(words.begin(), words.end(), all.data<int64_t>());
   comm_->all_reduce(all, ReduceOp::kSum, {.label = "optimizer norms", .blocking = true})->wait();
   std::copy_n(all.data<int64_t>(), words.size(), words.begin());

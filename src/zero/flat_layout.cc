@@ -12,20 +12,25 @@ bool says(const std::vector<bool>& by_parameter, nn::ParamId id) {
   return !by_parameter.empty() && by_parameter[static_cast<size_t>(id)];
 }
 
+int domain_of(const Sharing& sharing, nn::ParamId id) {
+  return sharing.domain.empty() ? 0 : sharing.domain[static_cast<size_t>(id)];
+}
+
 }  // namespace
 
 FlatLayout::FlatLayout(const nn::ParameterSet& parameters, const Sharing& sharing)
-    : rank_(sharing.rank),
-      world_(sharing.world),
-      expert_rank_(sharing.expert_rank),
-      expert_world_(sharing.expert_world),
+    : domains_(sharing.domains),
+      shapes_(sharing.shapes),
       ranges_(static_cast<size_t>(parameters.size())),
       order_(nn::flat_order(parameters)),
       bucket_of_(static_cast<size_t>(parameters.size()), kNoBucket) {
-  std::erase_if(order_, [&](nn::ParamId id) { return says(sharing.absent, id); });
+  if (shapes_.empty()) {
+    for (nn::ParamId id = 0; id < parameters.size(); ++id) shapes_.push_back(parameters[id].shape);
+  }
+  std::erase_if(order_, [&](nn::ParamId id) { return domain_of(sharing, id) == Sharing::kAbsent; });
   std::stable_sort(order_.begin(), order_.end(), [&](nn::ParamId a, nn::ParamId b) {
     const auto key = [&](nn::ParamId id) {
-      return std::pair(!parameters[id].trainable, says(sharing.experts, id));
+      return std::pair(!parameters[id].trainable, domain_of(sharing, id));
     };
     return key(a) < key(b);
   });
@@ -46,18 +51,18 @@ void FlatLayout::arrange(const nn::ParameterSet& parameters, const Sharing& shar
   };
   for (size_t i = 0; i < order_.size(); ++i) {
     const nn::ParamId id = order_[i];
-    const int64_t n = parameters[id].shape.elements();
+    const int64_t n = shape(id).elements();
     const bool trainable = parameters[id].trainable;
     const bool resident = says(sharing.resident, id), exact = says(sharing.exact, id);
     const bool fp32 = says(sharing.fp32, id) || parameters[id].keeps_fp32;
     const bool sparse = says(sharing.sparse, id);
-    const bool experts = says(sharing.experts, id);
-    const bool tiled = says(sharing.tiled, id) && !resident && parameters[id].shape.dims() == 2 &&
-                       n > sharing.tile_elements;
+    const int domain = domain_of(sharing, id);
+    const bool tiled =
+        says(sharing.tiled, id) && !resident && shape(id).dims() == 2 && n > sharing.tile_elements;
     const bool fits = end + n - open.range.begin <= sharing.bucket_elements;
     const bool alike = trainable == open.trainable && resident == open.resident &&
                        exact == open.exact && fp32 == open.fp32 && sparse == open.sparse &&
-                       experts == open.experts;
+                       domain == open.domain;
     if (i > open.first && (!fits || !alike || tiled || sparse)) {
       open.last = i;
       close();
@@ -67,10 +72,10 @@ void FlatLayout::arrange(const nn::ParameterSet& parameters, const Sharing& shar
     open.exact = exact;
     open.fp32 = fp32;
     open.sparse = sparse;
-    open.experts = experts;
+    open.domain = domain;
     if (tiled) {
       open.last = i + 1;
-      add_tiles(parameters[id], sharing.tile_elements, open);
+      add_tiles(sharing.tile_elements, open);
       ranges_[static_cast<size_t>(id)] = {end, elements_};
       open = {};
       open.first = i + 1;
@@ -85,8 +90,9 @@ void FlatLayout::arrange(const nn::ParameterSet& parameters, const Sharing& shar
 }
 
 // Tiles of one parameter, which `tile` describes.
-void FlatLayout::add_tiles(const nn::Parameter& parameter, int64_t tile_elements, Bucket tile) {
-  const int64_t rows = parameter.shape[0], columns = parameter.shape[1];
+void FlatLayout::add_tiles(int64_t tile_elements, Bucket tile) {
+  const nn::ParamId id = order_[tile.first];
+  const int64_t rows = shape(id)[0], columns = shape(id)[1];
   // As many rows make a multiple of kAlign elements.
   const int64_t step = kAlign / std::gcd(columns, kAlign), ranks = world(tile);
   nn::Tiling tiling;
@@ -95,14 +101,17 @@ void FlatLayout::add_tiles(const nn::Parameter& parameter, int64_t tile_elements
   tiling.height =
       std::clamp(tile_elements / (ranks * columns) / step * step, step, tiling.block_rows);
   tiling.count = (tiling.block_rows + tiling.height - 1) / tiling.height;
-  const nn::ParamId id = order_[tile.first];
   const size_t first = buckets_.size();
   for (tile.tile = 0; tile.tile < tiling.count; ++tile.tile) {
     tile.range.begin = elements_;
     close_bucket(tile, tiling.rows(tile.tile) * columns);
   }
   bucket_of_[static_cast<size_t>(id)] = first;
-  tilings_[id] = {tiling, parameter.shape.elements()};
+  tilings_[id] = {tiling, shape(id).elements()};
+}
+
+bool FlatLayout::cut() const {
+  return std::ranges::any_of(domains_, [](const BucketRanks& ranks) { return ranks.world > 1; });
 }
 
 const nn::Tiling* FlatLayout::tiling(nn::ParamId id) const {

@@ -35,8 +35,8 @@ struct Bucket {
   bool exact = false;
   bool fp32 = false;
   bool sparse = false;
-  bool experts = false;  // its pieces are those of the ranks that hold the same experts
-  int64_t tile = -1;     // of the one parameter that it has a part of
+  int domain = 0;     // whose ranks its pieces are of
+  int64_t tile = -1;  // of the one parameter that it has a part of
 };
 
 // What a rank owns of a parameter: `count` elements from its element `first` on.
@@ -47,10 +47,21 @@ struct OwnedPart {
   int64_t owned = 0;  // and in the owned one
 };
 
-// How a flat space is shared.
-struct Sharing {
+// The ranks that cut the buckets of a gradient domain among each other, and this one's place.
+struct BucketRanks {
   int rank = 0;
   int world = 1;
+};
+
+// How a flat space is shared.
+struct Sharing {
+  // Whose buckets lie one domain after another, first those of all that are trained.
+  std::vector<BucketRanks> domains = {{}};
+  // By parameter, or empty: its domain, or kAbsent, and then it has no place here.
+  static constexpr int kAbsent = -1;
+  std::vector<int> domain = {};
+  // By parameter, or empty: the shape of the part that this rank holds.
+  std::vector<Shape> shapes = {};
   int64_t bucket_elements = std::numeric_limits<int64_t>::max();  // a larger parameter is alone
   // By parameter, or empty: those that are to stay whole, which have buckets of their own.
   std::vector<bool> resident = {};
@@ -65,13 +76,6 @@ struct Sharing {
   // most so many, if a row of each rank is no more.
   std::vector<bool> tiled = {};
   int64_t tile_elements = 0;
-  // By parameter, or empty: experts that are spread over fewer ranks than others, those that hold
-  // the same ones; they have buckets of their own, after the others.
-  std::vector<bool> experts = {};
-  int expert_rank = 0;
-  int expert_world = 1;
-  // By parameter, or empty: other ranks hold them alone, and they have no place here.
-  std::vector<bool> absent = {};
 };
 
 class FlatLayout {
@@ -79,16 +83,20 @@ class FlatLayout {
   // Pieces are multiples of it, too.
   static constexpr int64_t kAlign = nn::kFlatAlign;
 
-  // The order is nn::flat_order, with the experts that Sharing tells apart after the other
-  // trainable ones, and after the other frozen ones. Where one rank has everything and nothing is
-  // tiled, each parameter lies where nn::FlatOrder places it.
+  // The order is nn::flat_order within each domain, trainable parameters of all domains before
+  // frozen ones. Where one rank has everything and nothing is tiled, each parameter lies where
+  // nn::FlatOrder places it.
   explicit FlatLayout(const nn::ParameterSet& parameters, const Sharing& sharing = {});
 
-  // Of the ranks that share what is no expert, and of those that share a bucket.
-  int rank() const { return rank_; }
-  int world() const { return world_; }
-  int rank(const Bucket& bucket) const { return bucket.experts ? expert_rank_ : rank_; }
-  int world(const Bucket& bucket) const { return bucket.experts ? expert_world_ : world_; }
+  // Of the ranks that share a domain, and of those that share a bucket.
+  int rank(int domain) const { return domains_[static_cast<size_t>(domain)].rank; }
+  int world(int domain) const { return domains_[static_cast<size_t>(domain)].world; }
+  int rank(const Bucket& bucket) const { return rank(bucket.domain); }
+  int world(const Bucket& bucket) const { return world(bucket.domain); }
+  // Whether ranks cut some domain among each other.
+  bool cut() const;
+  // Of the part that this rank holds.
+  const Shape& shape(nn::ParamId id) const { return shapes_[static_cast<size_t>(id)]; }
   // Whether this rank has a part in the parameter; otherwise it has no range and no bucket.
   bool holds(nn::ParamId id) const { return bucket_of(id) != kNoBucket; }
   int64_t elements() const { return elements_; }                      // all parameters, padded
@@ -121,19 +129,17 @@ class FlatLayout {
 
   void arrange(const nn::ParameterSet& parameters, const Sharing& sharing);
   void close_bucket(Bucket bucket, int64_t piece);
-  void add_tiles(const nn::Parameter& parameter, int64_t tile_elements, Bucket tile);
+  void add_tiles(int64_t tile_elements, Bucket tile);
 
-  int rank_;
-  int world_;
-  int expert_rank_;
-  int expert_world_;
+  std::vector<BucketRanks> domains_;
+  std::vector<Shape> shapes_;
   std::vector<FlatRange> ranges_;
   std::vector<nn::ParamId> order_;
   std::vector<Bucket> buckets_;
   std::vector<size_t> bucket_of_;
   struct Tiled {
     nn::Tiling tiling;
-    int64_t elements;  // of the parameter
+    int64_t elements;  // of the rank's part of the parameter
   };
   std::unordered_map<nn::ParamId, Tiled> tilings_;
   int64_t elements_ = 0;

@@ -9,18 +9,18 @@ void Fp32Weights::allocate() {
   const optim::FlatTensors& flat = arrays_.flat;
   if (flat.masters.in_memory() && flat.masters.compact == compact) return;
   int64_t elements = 0;
-  begins_.assign(arrays_.layout.buckets().size(), 0);
+  begins_.assign(arrays_.layout.flat().buckets().size(), 0);
   for (size_t i = 0; i < begins_.size(); ++i) {
-    const Bucket& bucket = arrays_.layout.buckets()[i];
+    const Bucket& bucket = arrays_.layout.flat().buckets()[i];
     if (!arrays_.in_fp32(bucket)) continue;
     begins_[i] = elements;
     elements += compact ? bucket.piece : bucket.range.elements();
   }
   if (elements == 0) return;
   copies_ =
-      arrays_.shared() && arrays_.stage > 0
-          ? arrays_.groups.shard->shared_tensor(arrays_.device, DType::kFloat32, {elements},
-                                                MemoryTag::kParameters, {.label = "fp32 weights"})
+      arrays_.shared() && arrays_.layout.stage() > 0
+          ? arrays_.shard_ranks()->shared_tensor(arrays_.device, DType::kFloat32, {elements},
+                                                 MemoryTag::kParameters, {.label = "fp32 weights"})
           : Tensor::zeros(arrays_.device, DType::kFloat32, {elements}, MemoryTag::kParameters);
 }
 
@@ -33,7 +33,8 @@ Tensor Fp32Weights::whole(const Bucket& bucket) const {
 
 Tensor Fp32Weights::piece(const Bucket& bucket) const {
   if (!copied()) return arrays_.owned(arrays_.flat.masters, bucket);
-  const int64_t before = arrays_.weights().compact ? 0 : arrays_.layout.rank(bucket) * bucket.piece;
+  const int64_t before =
+      arrays_.weights().compact ? 0 : arrays_.layout.flat().rank(bucket) * bucket.piece;
   const int64_t begin = begins_[arrays_.index_of(bucket)] + before;
   return copies_.slice(0, begin, begin + bucket.piece);
 }
@@ -50,7 +51,7 @@ void Fp32Weights::write(const OpContext& ctx, const Bucket& bucket) {
 }
 
 void Fp32Weights::write_all(const OpContext& ctx, bool frozen_too) {
-  for (const Bucket& bucket : arrays_.layout.buckets()) {
+  for (const Bucket& bucket : arrays_.layout.flat().buckets()) {
     if (arrays_.in_fp32(bucket) && (bucket.trainable || frozen_too)) write(ctx, bucket);
   }
 }

@@ -15,18 +15,21 @@ constexpr size_t kMostUnderWay = 2;
 }  // namespace
 
 GradientReducer::GradientReducer(const OpContext& ctx, const nn::ParameterSet& parameters,
-                                 const FlatLayout& layout, RankGroup ranks, const Options& options,
-                                 Take take, std::unique_ptr<QuantizedReduce> quantized)
+                                 const FlatLayout& layout, std::vector<Domain> domains,
+                                 const Options& options, Take take,
+                                 std::unique_ptr<QuantizedReduce> quantized)
     : ctx_(ctx),
       parameters_(parameters),
       layout_(layout),
-      ranks_(std::move(ranks)),
+      domains_(std::move(domains)),
       options_(options),
       take_(std::move(take)),
       quantized_(std::move(quantized)),
-      rows_(ctx, ranks_, options.op, options.comm_dtype),
       place_in_bucket_(static_cast<size_t>(parameters.size())),
       open_(layout.buckets().size()) {
+  for (const Domain& domain : domains_) {
+    rows_.emplace_back(ctx, domain.ranks, options.op, options.comm_dtype);
+  }
   for (const Bucket& bucket : layout.buckets()) {
     for (size_t i = bucket.first; i < bucket.last; ++i) {
       place_in_bucket_[static_cast<size_t>(layout.order()[i])] = i - bucket.first;
@@ -45,7 +48,7 @@ std::vector<int>::iterator GradientReducer::find_slot(const Bucket& bucket) {
   const auto slot = [&](auto it) -> const Slot& { return slots_[static_cast<size_t>(*it)]; };
   auto best = free_slots_.end();
   for (auto it = free_slots_.begin(); it != free_slots_.end(); ++it) {
-    if (slot(it).data.elements() < elements || slot(it).experts != bucket.experts) continue;
+    if (slot(it).data.elements() < elements || slot(it).domain != bucket.domain) continue;
     if (slot(it).read && sent_.empty() && slots_.size() <= kMostUnderWay) continue;
     // Of those that are read, the first has been for longest.
     const auto key = [&](auto at) {
@@ -74,14 +77,14 @@ int GradientReducer::take_slot(const Bucket& bucket) {
     return index;
   }
   const auto shared = [&](DType type) {
-    const RankGroup& among = ranks(bucket);
+    const RankGroup& among = domain(bucket).ranks;
     if (among.size == 1) {
       return Tensor::empty(ctx_.device, type, {needed}, MemoryTag::kCommunication);
     }
     return among->shared_tensor(ctx_.device, type, {needed}, MemoryTag::kCommunication,
                                 {.label = "gradient bucket"});
   };
-  Slot slot{shared(DType::kFloat32), {}, {}, bucket.experts};
+  Slot slot{shared(DType::kFloat32), {}, {}, bucket.domain};
   if (options_.comm_dtype != DType::kFloat32) slot.rounded = shared(options_.comm_dtype);
   slots_.push_back(std::move(slot));
   return static_cast<int>(slots_.size()) - 1;
@@ -111,7 +114,7 @@ void GradientReducer::open(size_t index) {
 
 Tensor GradientReducer::view(const Bucket& bucket, const OpenBucket& open, nn::ParamId id) const {
   const FlatRange range = range_in(bucket, id);
-  const Shape& shape = parameters_[id].shape;
+  const Shape& shape = layout_.shape(id);
   return open.data.slice(0, range.begin - bucket.range.begin, range.end - bucket.range.begin)
       .view(bucket.tile >= 0 ? Shape{range.elements() / shape[1], shape[1]} : shape);
 }
@@ -187,7 +190,7 @@ void GradientReducer::start(size_t index) {
                                   .blocking = !options_.overlap && on_host(all),
                                   .same_label = options_.eager};
   const int64_t own = layout_.rank(bucket) * bucket.piece;
-  const RankGroup& among = ranks(bucket);
+  const RankGroup& among = domain(bucket).ranks;
   WorkPtr work =
       options_.whole || !options_.scatter
           ? among->all_reduce(all, options_.op, options)
@@ -202,10 +205,17 @@ bool GradientReducer::send_rows(size_t index) {
   const Bucket& bucket = layout_.buckets()[index];
   const nn::ParamId id = layout_.order()[bucket.first];
   Tensor table = view(bucket, open_[index], id);
-  if (!rows_.reduce(table, parameters_[id].name)) return false;
+  if (!rows_[static_cast<size_t>(bucket.domain)].reduce(table, parameters_[id].name)) return false;
   const FlatRange part = kept(bucket);
-  take(index, open_[index].data.slice(0, part.begin, part.end));
+  Tensor result = open_[index].data.slice(0, part.begin, part.end);
+  scale_to_mean(bucket, result);
+  take(index, result);
   return true;
+}
+
+void GradientReducer::scale_to_mean(const Bucket& bucket, Tensor& result) const {
+  const float share = domain(bucket).share_of_mean;
+  if (options_.op == ReduceOp::kAverage && share != 1) ops::scale(ctx_, result, share, result);
 }
 
 void GradientReducer::take(size_t index, const Tensor& result) {
@@ -241,9 +251,7 @@ void GradientReducer::receive() {
     const Slot& slot = slots_[static_cast<size_t>(open.slot)];
     ops::cast(ctx_, slot.rounded.slice(0, begin, end), result);
   }
-  if (bucket.experts && options_.op == ReduceOp::kAverage) {
-    ops::scale(ctx_, result, options_.expert_share, result);
-  }
+  scale_to_mean(bucket, result);
   take(sent.bucket, result);
 }
 

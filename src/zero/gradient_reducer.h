@@ -32,10 +32,11 @@ class GradientReducer {
     // More of a gradient may come after its bucket was sent: the bucket is sent again. Ranks must
     // give gradients in one order, which is checked.
     bool eager = false;
-    // Of buckets of shared experts: the ranks that hold the same ones, and what their mean is
-    // multiplied by.
-    RankGroup experts = {};
-    float expert_share = 1;
+  };
+  // The ranks that share the buckets of a gradient domain, and what their mean is multiplied by.
+  struct Domain {
+    RankGroup ranks;
+    float share_of_mean = 1;
   };
   // Takes a reduced bucket: its own piece or, with `whole`, all of it, fp32. Until the event, if
   // there is one, the device still reads it; the device's default stream waits before it is written
@@ -43,8 +44,8 @@ class GradientReducer {
   using Take = std::function<std::shared_ptr<Event>(const Bucket& bucket, const Tensor& average)>;
 
   GradientReducer(const OpContext& ctx, const nn::ParameterSet& parameters,
-                  const FlatLayout& layout, RankGroup ranks, const Options& options, Take take,
-                  std::unique_ptr<QuantizedReduce> quantized = nullptr);
+                  const FlatLayout& layout, std::vector<Domain> domains, const Options& options,
+                  Take take, std::unique_ptr<QuantizedReduce> quantized = nullptr);
 
   // Where backward adds the gradient of a trainable parameter, or of a tile of it, or writes it
   // when `add` is false.
@@ -73,7 +74,7 @@ class GradientReducer {
     Tensor data;     // fp32
     Tensor rounded;  // the same rounded to the type that travels; none when that is fp32
     std::shared_ptr<Event> read;  // of what was taken last
-    bool experts = false;         // whose ranks share it
+    int domain = 0;               // whose ranks share it
   };
   struct OpenBucket {
     Tensor data;                      // fp32; none while it is not open
@@ -88,18 +89,21 @@ class GradientReducer {
     QuantizedReduce::Flight flight;  // in its place where the bucket travels quantised
   };
 
-  const RankGroup& ranks(const Bucket& bucket) const {
-    return bucket.experts ? options_.experts : ranks_;
+  const Domain& domain(const Bucket& bucket) const {
+    return domains_[static_cast<size_t>(bucket.domain)];
   }
   bool travels_rounded(const Bucket& bucket) const {
     return options_.comm_dtype != DType::kFloat32 && (options_.comm_dtype_for_all || !bucket.fp32);
   }
-  bool travels_quantized(const Bucket& bucket) const { return quantized_ && !bucket.exact; }
+  bool travels_quantized(const Bucket& bucket) const {
+    return quantized_ && quantized_->takes(bucket);
+  }
   size_t place(nn::ParamId id) const;  // in its bucket
   FlatRange range_in(const Bucket& bucket, nn::ParamId id) const {
     return bucket.tile >= 0 ? bucket.range : layout_.range(id);
   }
   bool send_rows(size_t bucket);
+  void scale_to_mean(const Bucket& bucket, Tensor& result) const;
   void take(size_t bucket, const Tensor& result);
   void close(OpenBucket& open);
   // This rank's part of a reduced bucket, in its slot.
@@ -119,11 +123,11 @@ class GradientReducer {
   OpContext ctx_;
   const nn::ParameterSet& parameters_;
   const FlatLayout& layout_;
-  RankGroup ranks_;
+  std::vector<Domain> domains_;  // of the layout
   Options options_;
   Take take_;
   std::unique_ptr<QuantizedReduce> quantized_;
-  RowReduce rows_;
+  std::vector<RowReduce> rows_;          // by domain
   std::vector<size_t> place_in_bucket_;  // by parameter
   std::vector<Slot> slots_;
   std::vector<int> free_slots_;

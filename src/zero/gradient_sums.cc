@@ -41,7 +41,7 @@ nn::GradientTarget GradientSums::mapped_target(nn::ParamId id) {
   ArrayLease& mapped = mapped_[static_cast<size_t>(id)];
   const bool add = mapped || !marks_.take_empty(id);
   if (!mapped) {
-    const FlatRange range = arrays_.layout.range(id);
+    const FlatRange range = arrays_.layout.flat().range(id);
     mapped = arrays_.flat.gradients.map(range.begin, range.end,
                                         add ? Access::kReadWrite : Access::kWrite);
   }
@@ -69,7 +69,7 @@ void GradientSums::add(nn::ParamId id, const Tensor& sum, const HeldGradients* h
     return ops::accumulate(ctx_, sum, 1.0f, target);
   }
   const optim::FlatTensor& all = arrays_.flat.gradients;
-  const int64_t begin = arrays_.layout.range(id).begin;
+  const int64_t begin = arrays_.layout.flat().range(id).begin;
   if (marks_.take_empty(id)) {
     ops::write_array(ctx_, sum, all, begin);
   } else {

@@ -52,15 +52,15 @@ double value_of(BadKind kind) {
   return 0;
 }
 
-// Of a shared expert whose gradient lies whole on the ranks that hold it.
-Tensor read_whole_expert(const OpContext& ctx, const Gradients& gradients, nn::ParamId id) {
+// Of a parameter in parts whose gradient lies whole on the ranks that hold it.
+Tensor read_from_holder(const OpContext& ctx, const Gradients& gradients, nn::ParamId id) {
   const StateArrays& arrays = gradients.arrays();
   const Shape& shape = arrays.parameters[id].shape;
   Tensor out = Tensor::empty(ctx.device, DType::kFloat32, shape, MemoryTag::kOther);
   if (arrays.holds(id)) {
-    ops::read_array(ctx, arrays.flat.gradients, arrays.layout.range(id).begin, out);
+    ops::read_array(ctx, arrays.flat.gradients, arrays.layout.flat().range(id).begin, out);
   }
-  arrays.send_expert(id, out);
+  arrays.send_whole(id, out);
   return out;
 }
 
@@ -70,9 +70,10 @@ Tensor read_gradient(const OpContext& ctx, const Gradients& gradients, nn::Param
   const StateArrays& arrays = gradients.arrays();
   const optim::FlatTensor& all = arrays.flat.gradients;
   const Shape& shape = arrays.parameters[id].shape;
-  const FlatRange range = all.compact ? arrays.owned_range(all, id) : arrays.layout.range(id);
+  const FlatRange range =
+      all.compact ? arrays.owned_range(all, id) : arrays.layout.flat().range(id);
   const OpContext state_ctx = arrays.state_context(ctx);
-  if (!all.compact && arrays.shared_expert(id)) return read_whole_expert(state_ctx, gradients, id);
+  if (!all.compact && arrays.layout.in_parts(id)) return read_from_holder(state_ctx, gradients, id);
   Tensor out = Tensor::empty(state_ctx.device, DType::kFloat32,
                              all.compact ? Shape{range.elements()} : shape, MemoryTag::kOther);
   ops::read_array(state_ctx, all, range.begin, out);
@@ -100,8 +101,8 @@ void write_gradient(const OpContext& ctx, Gradients& gradients, nn::ParamId id,
   Tensor packed = there.workspace(value.dtype(), value.shape());
   ops::cast(there, value, packed);
   const Tensor flat = packed.view({packed.elements()});
-  if (!all.compact) return ops::write_array(there, flat, all, arrays.layout.range(id).begin);
-  const OwnedPart part = arrays.layout.part(id);
+  if (!all.compact) return ops::write_array(there, flat, all, arrays.layout.flat().range(id).begin);
+  const OwnedPart part = arrays.layout.flat().part(id);
   ops::write_array(there, flat.slice(0, part.first, part.first + part.count), all,
                    arrays.owned_range(all, id).begin);
 }
@@ -133,7 +134,7 @@ void read_owned_gradient(const OpContext& ctx, const Gradients& gradients, nn::P
   const OpContext there = arrays.state_context(ctx);
   ops::read_array(there, all, arrays.owned_range(all, id).begin, out);
   if (!gradients.held()) return;
-  const OwnedPart part = arrays.layout.part(id);
+  const OwnedPart part = arrays.layout.flat().part(id);
   ops::accumulate(there,
                   held_part(gradients, id, part.first, part.first + part.count, there.device), 1.0f,
                   out);
@@ -154,19 +155,22 @@ void write_owned_gradient(const OpContext& ctx, Gradients& gradients, nn::ParamI
 
 namespace {
 
-// Where every rank has the gradients of all that it holds: those of experts are added up over the
-// ranks that hold a layer together.
-ExactSum squares_beside_experts(const OpContext& ctx, const Gradients& gradients) {
+// Where every rank has the gradients of all that it holds: those of a domain are added up over the
+// ranks that hold its parameters together.
+ExactSum squares_of_parts(const OpContext& ctx, const Gradients& gradients) {
   const StateArrays& arrays = gradients.arrays();
-  ExactSum dense, experts;
-  for (const Bucket& bucket : arrays.layout.buckets()) {
+  std::vector<ExactSum> sums(arrays.groups.size());
+  for (const Bucket& bucket : arrays.layout.flat().buckets()) {
     if (!bucket.trainable) continue;
-    ExactSum& sum = bucket.experts ? experts : dense;
-    sum.add(ops::exact_squares(arrays.state_context(ctx), arrays.flat.gradients, bucket.range.begin,
-                               bucket.range.end));
+    sums[static_cast<size_t>(bucket.domain)].add(ops::exact_squares(
+        arrays.state_context(ctx), arrays.flat.gradients, bucket.range.begin, bucket.range.end));
   }
-  dense.add(arrays.sum_over(arrays.groups.experts.layer, std::move(experts)));
-  return dense;
+  ExactSum all;
+  for (size_t i = 0; i < sums.size(); ++i) {
+    const RankGroup& ranks = arrays.groups[i].model;
+    all.add(ranks.size > 1 ? arrays.sum_over(ranks, std::move(sums[i])) : sums[i]);
+  }
+  return all;
 }
 
 }  // namespace
@@ -174,14 +178,14 @@ ExactSum squares_beside_experts(const OpContext& ctx, const Gradients& gradients
 ExactSum gradient_squares(const OpContext& ctx, const Gradients& gradients) {
   const StateArrays& arrays = gradients.arrays();
   const optim::FlatTensor& all = arrays.flat.gradients;
-  if (all.compact || !arrays.shared() || arrays.stage == 0) {
+  if (all.compact || !arrays.shared() || arrays.layout.stage() == 0) {
     gradients.check_materialized();
-    if (!all.compact && arrays.shares_experts()) return squares_beside_experts(ctx, gradients);
+    if (!all.compact && arrays.layout.in_parts()) return squares_of_parts(ctx, gradients);
     ExactSum sum = ops::exact_squares(arrays.state_context(ctx), all, 0, all.elements());
     return all.compact ? arrays.sum_over_ranks(std::move(sum)) : sum;
   }
   ExactSum sum;
-  for (const Bucket& bucket : arrays.layout.buckets()) {
+  for (const Bucket& bucket : arrays.layout.flat().buckets()) {
     if (!bucket.trainable) continue;
     const FlatRange own = arrays.owned_range(all, bucket);
     sum.add(ops::exact_squares(ctx, all, own.begin, own.end));
@@ -206,12 +210,12 @@ BadGradient first_bad_gradient(const OpContext& ctx, const Gradients& gradients)
     const auto look = [&](const Tensor& part, int64_t from) {
       const int64_t at = place == none ? ops::first_non_finite(there, part) : -1;
       if (at < 0) return;
-      place = here + arrays.layout.part(id).first + from + at;
+      place = here + arrays.layout.flat().part(id).first + from + at;
       kind = bad_kind(there, part.slice(0, at, at + 1));
     };
     arrays.flat.gradients.for_parts(own.begin, own.end, Access::kRead, look);
   }
-  if (arrays.shared() && (arrays.stage > 0 || arrays.shares_experts())) {
+  if (arrays.shared() && (arrays.layout.stage() > 0 || arrays.layout.in_parts())) {
     const int64_t own_place = place;
     place = arrays.agree(place, ReduceOp::kMin);
     const BadKind own_kind = own_place == place ? kind : BadKind::kNone;

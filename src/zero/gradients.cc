@@ -1,5 +1,7 @@
 #include "zero/gradients.h"
 
+#include <algorithm>
+
 #include "ops/elementwise.h"
 #include "ops/stored_array.h"
 
@@ -29,7 +31,7 @@ Gradients::Gradients(StateArrays& arrays)
 nn::GradientTarget Gradients::gradient_target(nn::ParamId id) {
   if (!arrays_.parameters[id].trainable) return {};
   marks_.set_given(id);
-  DS_CHECK(arrays_.layout.tiling(id) == nullptr, Code::kUnsupported, "the gradient of ",
+  DS_CHECK(arrays_.layout.flat().tiling(id) == nullptr, Code::kUnsupported, "the gradient of ",
            arrays_.parameters[id].name,
            " is nowhere whole while it is reduced in tiles; without stage3_tile_size it is");
   if (reducer_ && !backward_held_) return reducer_->target(id);
@@ -50,7 +52,7 @@ Tensor Gradients::gradient(nn::ParamId id) {
 void Gradients::gradient_complete(nn::ParamId id) {
   if (!arrays_.parameters[id].trainable) return;
   if (reducer_ && !backward_held_) {
-    const nn::Tiling* const tiles = arrays_.layout.tiling(id);
+    const nn::Tiling* const tiles = arrays_.layout.flat().tiling(id);
     for (int64_t i = 0; i < (tiles ? tiles->count : 1); ++i) reducer_->complete(id, i);
     return;
   }
@@ -72,10 +74,10 @@ void Gradients::tile_gradient_complete(nn::ParamId id, int64_t tile) {
 
 void Gradients::allocate(const OpContext& ctx, DType type) {
   const bool at_once = deferred() && !by_micro_batch_;
-  const bool compact = arrays_.shared() && arrays_.stage > 0 && !at_once;
-  const FlatLayout& layout = arrays_.layout;
+  const FlatLayout& layout = arrays_.layout.flat();
+  const bool compact = arrays_.layout.spread(StateRole::kGradients) && !at_once;
   const int64_t elements =
-      compact ? layout.owned_trainable_elements() : layout.trainable_elements();
+      at_once ? layout.trainable_elements() : arrays_.layout.held(StateRole::kGradients);
   const bool stored = arrays_.stores(optim::ArrayRole::kGradients);
   DS_CHECK(
       !stored || !at_once, Code::kUnsupported,
@@ -85,8 +87,8 @@ void Gradients::allocate(const OpContext& ctx, DType type) {
         arrays_.make_stored({optim::ArrayRole::kGradients, "gradients", type, elements}, compact);
   } else if (at_once) {  // the caller's travel from where they lie
     arrays_.flat.gradients = {
-        arrays_.groups.all->shared_tensor(arrays_.device, type, {elements}, MemoryTag::kGradients,
-                                          {.label = "gradients"}),
+        arrays_.all_ranks()->shared_tensor(arrays_.device, type, {elements}, MemoryTag::kGradients,
+                                           {.label = "gradients"}),
         compact};
   } else {
     arrays_.flat.gradients = {
@@ -127,7 +129,7 @@ void Gradients::clear(const OpContext& ctx) {
     return ops::fill(arrays_.state_context(ctx), 0.0f, all);
   }
   if (reducer_) {
-    empty_buckets_.assign(arrays_.layout.buckets().size(), true);
+    empty_buckets_.assign(arrays_.layout.flat().buckets().size(), true);
     return;
   }
   marks_.set_all_empty();
@@ -136,7 +138,7 @@ void Gradients::clear(const OpContext& ctx) {
 void Gradients::materialize(const OpContext& ctx) {
   if (arrays_.host_store) arrays_.host_store->finish_arrivals();
   for (size_t i = 0; i < empty_buckets_.size(); ++i) {
-    const Bucket& bucket = arrays_.layout.buckets()[i];
+    const Bucket& bucket = arrays_.layout.flat().buckets()[i];
     if (!empty_buckets_[i] || !bucket.trainable) continue;
     const FlatRange kept = kept_range(arrays_.flat.gradients, bucket);
     ops::fill_array(arrays_.state_context(ctx), 0.0f, arrays_.flat.gradients, kept.begin, kept.end);
@@ -144,7 +146,7 @@ void Gradients::materialize(const OpContext& ctx) {
   }
   for (nn::ParamId id = 0; marks_.any_empty() && id < arrays_.parameters.size(); ++id) {
     if (!marks_.take_empty(id)) continue;
-    const FlatRange range = arrays_.layout.range(id);
+    const FlatRange range = arrays_.layout.flat().range(id);
     arrays_.flat.gradients.for_parts(
         range.begin, range.end, Access::kWrite,
         [&](const Tensor& part, int64_t) { clear_memory(ctx, *arrays_.device, part); });
@@ -182,24 +184,29 @@ void Gradients::reduce_over_ranks(const OpContext& ctx, const ShareOptions& opti
   by_micro_batch_ = options.by_micro_batch;
   op_ = options.op;
   // One rank adds as if nothing was shared, unless its tiles have no other place.
-  if (deferred_ || (arrays_.groups.all.size == 1 && !arrays_.layout.any_tiled())) return;
-  const GradientReducer::Options reduce{
-      .whole = arrays_.stage == 0,
-      .overlap = options.overlap,
-      .scatter = options.reduce_scatter,
-      .op = options.op,
-      .comm_dtype = options.comm_dtype,
-      .comm_dtype_for_all = options.comm_dtype_for_all,
-      .eager = options.eager_gradients,
-      .experts = arrays_.groups.experts.same,
-      .expert_share = 1.0f / static_cast<float>(arrays_.groups.experts.layer.size)};
+  if (deferred_ || (arrays_.all_ranks().size == 1 && !arrays_.layout.flat().any_tiled())) return;
+  const GradientReducer::Options reduce{.whole = arrays_.layout.stage() == 0,
+                                        .overlap = options.overlap,
+                                        .scatter = options.reduce_scatter,
+                                        .op = options.op,
+                                        .comm_dtype = options.comm_dtype,
+                                        .comm_dtype_for_all = options.comm_dtype_for_all,
+                                        .eager = options.eager_gradients};
+  std::vector<GradientReducer::Domain> domains;
+  std::vector<std::shared_ptr<const NodeGroups>> nodes;
+  for (size_t i = 0; i < arrays_.groups.size(); ++i) {
+    const StateGroups& groups = arrays_.groups[i];
+    domains.push_back({groups.shard, arrays_.layout.share_of_mean(static_cast<int>(i))});
+    nodes.push_back(groups.nodes);
+  }
   std::unique_ptr<QuantizedReduce> quantized;
-  const std::shared_ptr<NodeGroups>& nodes = arrays_.groups.nodes;
-  if (options.quantized_gradients && nodes) {
-    quantized = std::make_unique<QuantizedReduce>(ctx, arrays_.layout, nodes, options.feedback);
+  if (options.quantized_gradients &&
+      std::ranges::any_of(nodes, [](const auto& one) { return one != nullptr; })) {
+    quantized = std::make_unique<QuantizedReduce>(ctx, arrays_.layout.flat(), std::move(nodes),
+                                                  options.feedback);
   }
   reducer_ = std::make_unique<GradientReducer>(
-      ctx, arrays_.parameters, arrays_.layout, arrays_.groups.shard, reduce,
+      ctx, arrays_.parameters, arrays_.layout.flat(), std::move(domains), reduce,
       [this, ctx](const Bucket& bucket, const Tensor& average) {
         return take_reduced(ctx, bucket, average);
       },
@@ -210,7 +217,8 @@ void Gradients::reduce_over_ranks(const OpContext& ctx, const ShareOptions& opti
 void Gradients::send_to_host(const OpContext& ctx) {
   const GradientReducer::Options reduce{.whole = true, .overlap = false};
   reducer_ = std::make_unique<GradientReducer>(
-      ctx, arrays_.parameters, arrays_.layout, lone_group(), reduce,
+      ctx, arrays_.parameters, arrays_.layout.flat(),
+      std::vector<GradientReducer::Domain>{{lone_group()}}, reduce,
       [this, ctx](const Bucket& bucket, const Tensor& gradients) {
         return take_reduced(ctx, bucket, gradients);
       });
@@ -252,9 +260,9 @@ std::shared_ptr<Event> Gradients::take_reduced(const OpContext& ctx, const Bucke
 // that are computed with in fp32 may be masters, which backward still reads, but for those beside a
 // GPU.
 void Gradients::tell_complete(const Bucket& bucket) const {
-  if (bucket.tile >= 0 || arrays_.groups.replicas) return;
+  if (bucket.tile >= 0 || arrays_.groups[static_cast<size_t>(bucket.domain)].replicas) return;
   if (bucket.fp32 && !arrays_.host_store) return;
-  for (size_t i = bucket.first; i < bucket.last; ++i) complete_(arrays_.layout.order()[i]);
+  for (size_t i = bucket.first; i < bucket.last; ++i) complete_(arrays_.layout.flat().order()[i]);
 }
 
 void Gradients::finish_backward() {
@@ -267,12 +275,27 @@ void Gradients::reduce_open() {
 }
 
 void Gradients::reduce_replicas() {
-  const RankGroup& replicas = arrays_.groups.replicas;
-  if (!replicas || replicas_agree_) return;
   const optim::FlatTensor& all = arrays_.flat.gradients;
-  all.for_parts(0, all.elements(), Access::kReadWrite, [&](const Tensor& part, int64_t) {
-    replicas->all_reduce(part, ReduceOp::kAverage, {.label = "gradients of replicas"})->wait();
-  });
+  const auto average = [&](const RankGroup& replicas, FlatRange range) {
+    if (!replicas) return;
+    all.for_parts(range.begin, range.end, Access::kReadWrite, [&](const Tensor& part, int64_t) {
+      replicas->all_reduce(part, ReduceOp::kAverage, {.label = "gradients of replicas"})->wait();
+    });
+  };
+  // What is trained of a domain lies together.
+  FlatRange open;
+  const Bucket* last = nullptr;
+  for (const Bucket& bucket : arrays_.layout.flat().buckets()) {
+    if (!bucket.trainable || replicas_agree_) continue;
+    const FlatRange kept = kept_range(all, bucket);
+    if (last != nullptr && last->domain != bucket.domain) {
+      average(arrays_.groups[static_cast<size_t>(last->domain)].replicas, open);
+      open = {kept.begin, kept.begin};
+    }
+    open.end = kept.end;
+    last = &bucket;
+  }
+  if (last != nullptr) average(arrays_.groups[static_cast<size_t>(last->domain)].replicas, open);
   replicas_agree_ = true;
 }
 
@@ -310,18 +333,27 @@ void Gradients::reduce_held(const OpContext& ctx) {
 
 void Gradients::reduce_deferred() {
   if (!deferred() || held_) return;
-  const FlatLayout& layout = arrays_.layout;
+  const FlatLayout& layout = arrays_.layout.flat();
   const optim::FlatTensor& all = arrays_.flat.gradients;
   std::vector<WorkPtr> works;
   for (const Bucket& bucket : layout.buckets()) {
     if (!bucket.trainable) continue;
     const Tensor whole = all.memory().slice(0, bucket.range.begin, bucket.range.end);
     const CollectiveOptions options{.label = arrays_.parameters[layout.order()[bucket.first]].name};
-    works.push_back(arrays_.stage == 0 ? arrays_.groups.all->all_reduce(whole, op_, options)
-                                       : arrays_.groups.all->reduce_scatter(
-                                             arrays_.owned(all, bucket), whole, op_, options));
+    const RankGroup& ranks = arrays_.ranks(bucket);
+    works.push_back(arrays_.layout.stage() == 0
+                        ? ranks->all_reduce(whole, op_, options)
+                        : ranks->reduce_scatter(arrays_.owned(all, bucket), whole, op_, options));
   }
   for (const WorkPtr& work : works) work->wait();
+  for (const Bucket& bucket : layout.buckets()) {
+    const float share = arrays_.share_of_mean(bucket);
+    if (!bucket.trainable || share == 1 || op_ != ReduceOp::kAverage) continue;
+    const FlatRange own =
+        arrays_.layout.stage() == 0 ? bucket.range : arrays_.owned_range(all, bucket);
+    Tensor mean = all.memory().slice(0, own.begin, own.end);
+    ops::scale(ctx_, mean, share, mean);
+  }
 }
 
 }  // namespace ds::zero

@@ -11,37 +11,38 @@ FlatRange kept_range(const optim::FlatTensor& gradients, const Bucket& bucket) {
 }
 
 void HeldGradients::allocate(DType type) {
-  all_ =
-      arrays_.groups.all->shared_tensor(arrays_.device, type, {arrays_.layout.trainable_elements()},
-                                        MemoryTag::kGradients, {.label = "given gradients"});
+  all_ = arrays_.all_ranks()->shared_tensor(arrays_.device, type,
+                                            {arrays_.layout.flat().trainable_elements()},
+                                            MemoryTag::kGradients, {.label = "given gradients"});
 }
 
 void HeldGradients::clear(const OpContext& ctx) { ops::fill(ctx, 0.0f, all_); }
 
 Tensor HeldGradients::kept(const Bucket& bucket) const {
-  const FlatLayout& layout = arrays_.layout;
+  const FlatLayout& layout = arrays_.layout.flat();
   const FlatRange own =
-      arrays_.stage == 0 ? bucket.range : layout.piece(bucket, layout.rank(bucket));
+      arrays_.layout.stage() == 0 ? bucket.range : layout.piece(bucket, layout.rank(bucket));
   return all_.slice(0, own.begin, own.end);
 }
 
 void HeldGradients::reduce_into(const OpContext& ctx, ReduceOp op, optim::FlatTensor& sums) {
-  const FlatLayout& layout = arrays_.layout;
+  const FlatLayout& layout = arrays_.layout.flat();
   std::vector<WorkPtr> works;
   for (const Bucket& bucket : layout.buckets()) {
     if (!bucket.trainable) continue;
     const Tensor whole = all_.slice(0, bucket.range.begin, bucket.range.end);
     const CollectiveOptions options{.label = arrays_.parameters[layout.order()[bucket.first]].name};
     const RankGroup& ranks = arrays_.ranks(bucket);
-    works.push_back(arrays_.stage == 0 ? ranks->all_reduce(whole, op, options)
-                                       : ranks->reduce_scatter(kept(bucket), whole, op, options));
+    works.push_back(arrays_.layout.stage() == 0
+                        ? ranks->all_reduce(whole, op, options)
+                        : ranks->reduce_scatter(kept(bucket), whole, op, options));
   }
   for (const WorkPtr& work : works) work->wait();
   for (const Bucket& bucket : layout.buckets()) {
     if (!bucket.trainable) continue;
-    if (bucket.experts && op == ReduceOp::kAverage) {
+    if (const float share = arrays_.share_of_mean(bucket); share != 1 && op == ReduceOp::kAverage) {
       Tensor own = kept(bucket);
-      ops::scale(ctx, own, arrays_.share_of_mean(bucket), own);
+      ops::scale(ctx, own, share, own);
     }
     add_kept(ctx, bucket, sums);
   }

@@ -5,104 +5,141 @@
 namespace ds::zero {
 namespace {
 
-// The entries of the parameters of a domain.
-std::vector<bool> of_domain(const std::vector<bool>& all, std::span<const nn::ParamId> ids) {
-  std::vector<bool> out;
-  if (all.empty()) return out;
-  for (const nn::ParamId id : ids) out.push_back(all[static_cast<size_t>(id)]);
-  return out;
+// What travels as it is where much else is quantised: gradients of vectors, of which there are few
+// and some of which are delicate, and frozen weights that are not worth it.
+bool travels_exactly(const nn::Parameter& p, const Shape& shape, const LayoutPolicy& policy,
+                     int world) {
+  constexpr int64_t kMostFrozen = 500'000, kMostFrozenPiece = 2048;
+  if (p.trainable) return policy.quantized_gradients && shape.dims() < 2;
+  const int64_t n = shape.elements();
+  return policy.quantized_frozen &&
+         (n <= kMostFrozen || (n + world - 1) / world <= kMostFrozenPiece);
 }
 
-Sharing sharing_of(const LayoutPolicy& policy, std::span<const nn::ParamId> ids,
-                   const MeshShape& mesh, MeshGroup group, int rank) {
-  const Sharing& all = policy.sharing;
-  Sharing out;
-  const int ranks = policy.shard > 0 ? policy.shard : mesh.size(group);
-  const MeshSubgroup shard{group, MeshPart::kShard, ranks};
-  out.rank = policy.stage > 0 ? mesh.index_in(shard, rank) : 0;
-  out.world = policy.stage > 0 ? mesh.size(shard) : 1;
-  out.bucket_elements = all.bucket_elements;
-  out.resident = of_domain(all.resident, ids);
-  out.exact = of_domain(all.exact, ids);
-  out.fp32 = of_domain(all.fp32, ids);
-  out.sparse = of_domain(all.sparse, ids);
-  out.tiled = of_domain(all.tiled, ids);
-  out.tile_elements = all.tile_elements;
-  return out;
+// What stage 3 says of the parameters that this rank holds. Those that stay whole are the first
+// small ones as long as there is room: ranks hold parts of the same sizes in the same order, so all
+// choose alike.
+void choose_weights(const nn::ParameterSet& parameters, const LayoutPolicy& policy,
+                    Sharing& sharing) {
+  const auto count = static_cast<size_t>(parameters.size());
+  sharing.resident.assign(count, false);
+  sharing.exact.assign(count, false);
+  sharing.tile_elements = policy.tile_elements;
+  if (policy.tile_elements > 0) sharing.tiled.assign(count, false);
+  int64_t total = 0;
+  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+    const auto i = static_cast<size_t>(id);
+    const int domain = sharing.domain.empty() ? 0 : sharing.domain[i];
+    if (domain == Sharing::kAbsent) continue;
+    const Shape& shape = sharing.shapes.empty() ? parameters[id].shape : sharing.shapes[i];
+    const int world = sharing.domains[static_cast<size_t>(domain)].world;
+    sharing.exact[i] = travels_exactly(parameters[id], shape, policy, world);
+    if (policy.tile_elements > 0) sharing.tiled[i] = parameters[id].may_be_tiled;
+    const int64_t n = shape.elements();
+    if (n > policy.param_persistence_threshold || n > policy.model_persistence_threshold - total)
+      continue;
+    sharing.resident[i] = true;
+    total += n;
+  }
 }
 
 }  // namespace
 
 Layout::Layout(const nn::ParameterSet& parameters, const MeshShape& mesh, int rank,
                const LayoutPolicy& policy, std::span<const std::vector<int>> stages)
-    : policy_(policy),
+    : mesh_(mesh),
+      rank_(rank),
+      stage_(policy.stage),
       averaged_over_(mesh.size(MeshGroup::kDataContext)),
-      places_(static_cast<size_t>(parameters.size())) {
-  const int stage = mesh.coordinate(MeshAxis::kPipeline, rank);
+      places_(static_cast<size_t>(parameters.size())),
+      flat_(parameters, sharing_of(parameters, policy, stages)) {}
+
+Sharing Layout::sharing_of(const nn::ParameterSet& parameters, const LayoutPolicy& policy,
+                           std::span<const std::vector<int>> stages) {
+  Sharing sharing;
+  domain_of(MeshGroup::kDataContext);
+  if (mesh_.world() > 1) place_parts(parameters, stages, sharing);
+  sharing.domains.clear();
+  for (const GradientDomain& domain : domains_) {
+    const int part = mesh_.ranks_in_part(domain.group, policy.shard);
+    const MeshSubgroup shard{domain.group, MeshPart::kShard, part};
+    BucketRanks ranks{mesh_.index_in(shard, rank_), mesh_.size(shard)};
+    if (policy.stage == 0) ranks = {};
+    sharing.domains.push_back(ranks);
+  }
+  sharing.bucket_elements = policy.bucket_elements;
+  sharing.fp32 = policy.fp32;
+  if (policy.stage < 2) sharing.sparse = policy.sparse;
+  if (policy.stage == 3) choose_weights(parameters, policy, sharing);
+  return sharing;
+}
+
+// What this rank holds of each parameter, and the domains that there are.
+void Layout::place_parts(const nn::ParameterSet& parameters,
+                         std::span<const std::vector<int>> stages, Sharing& sharing) {
+  const int stage = mesh_.coordinate(MeshAxis::kPipeline, rank_);
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     const std::vector<int> held =
         stages.empty() ? std::vector<int>() : stages[static_cast<size_t>(id)];
-    specs_.push_back(nn::shard_spec(parameters[id], mesh, rank, held));
-    const ShardSpec& spec = specs_.back();
-    first_copy_.push_back(stage == (held.empty() ? 0 : held.front()) &&
-                          (spec.cut || mesh.index_in(spec.parts, rank) == 0));
-  }
-  add_domain(parameters, MeshGroup::kDataContext, mesh, rank);
-  // Where every rank has all experts, their gradients are reduced like all others.
-  if (mesh.canonical(MeshGroup::kExpertData) != mesh.canonical(MeshGroup::kDataContext)) {
-    add_domain(parameters, MeshGroup::kExpertData, mesh, rank);
+    const ShardSpec spec = nn::shard_spec(parameters[id], mesh_, rank_, held);
+    const bool none = spec.local.elements() == 0 && spec.global.elements() > 0;
+    Place& place = places_[static_cast<size_t>(id)];
+    place.domain = domain_of(spec.gradient);
+    place.in_parts = spec.replicas < mesh_.world();
+    place.first_copy = stage == (held.empty() ? 0 : held.front()) &&
+                       (spec.cut || mesh_.index_in(spec.parts, rank_) == 0);
+    any_in_parts_ = any_in_parts_ || place.in_parts;
+    sharing.domain.push_back(none ? Sharing::kAbsent : place.domain);
+    sharing.shapes.push_back(spec.local);
+    if (!std::ranges::all_of(spec.boxes, &ShardBox::first_copy)) repeated_[id] = spec.boxes;
   }
 }
 
-void Layout::add_domain(const nn::ParameterSet& parameters, MeshGroup group, const MeshShape& mesh,
-                        int rank) {
-  std::vector<nn::ParamId> ids;
-  nn::ParameterSet local;
-  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
-    const ShardSpec& spec = specs_[static_cast<size_t>(id)];
-    const bool none = spec.local.elements() == 0 && spec.global.elements() > 0;
-    if (mesh.canonical(spec.gradient) != mesh.canonical(group) || none) continue;
-    nn::Parameter part = parameters[id];
-    part.shape = spec.local;
-    places_[static_cast<size_t>(id)] = {static_cast<int>(domains_.size()), local.add(part)};
-    ids.push_back(id);
+// Where the ranks of two groups are the same, their domain is.
+int Layout::domain_of(MeshGroup group) {
+  const MeshGroup wanted = mesh_.canonical(group);
+  const auto found = std::ranges::find(domains_, wanted, [this](const GradientDomain& domain) {
+    return mesh_.canonical(domain.group);
+  });
+  if (found == domains_.end()) {
+    domains_.push_back({group, mesh_.index_in(group, rank_), mesh_.size(group)});
+    return static_cast<int>(domains_.size()) - 1;
   }
-  if (ids.empty()) return;
-  const int place = mesh.index_in(group, rank), ranks = mesh.size(group);
-  DS_CHECK(policy_.shard == 0 || ranks % policy_.shard == 0, Code::kConfig, "a shard of ",
-           policy_.shard, " ranks does not divide the ", ranks, " ranks of the ",
-           mesh_group_name(group), " group");
-  FlatLayout flat(local, sharing_of(policy_, ids, mesh, group, rank));
-  domains_.push_back({group, place, ranks, std::move(ids), std::move(local), std::move(flat)});
+  return static_cast<int>(found - domains_.begin());
+}
+
+int Layout::holder(const nn::Parameter& p) const {
+  const MeshGroup gradient = nn::shard_spec(p, mesh_, rank_).gradient;
+  const std::vector<int> ranks = mesh_.members(model_group(gradient), rank_);
+  const auto holds = [&](int rank) {
+    return nn::shard_spec(p, mesh_, rank).local.elements() == p.shape.elements();
+  };
+  const auto found = std::ranges::find_if(ranks, holds);
+  DS_CHECK(found != ranks.end(), Code::kInternal, "no rank holds ", p.name, " wholly");
+  return static_cast<int>(found - ranks.begin());
 }
 
 int64_t Layout::held(StateRole role) const {
-  int64_t elements = 0;
-  for (const GradientDomain& domain : domains_) {
-    const FlatLayout& flat = domain.flat;
-    const bool spread = policy_.stage >= (role == StateRole::kWeights ? 3 : 1);
-    if (role == StateRole::kGradients) {
-      elements += spread ? flat.owned_trainable_elements() : flat.trainable_elements();
-    } else {
-      elements += spread ? flat.owned_elements() : flat.elements();
-    }
+  const bool pieces = spread(role);
+  if (role == StateRole::kGradients) {
+    return pieces ? flat_.owned_trainable_elements() : flat_.trainable_elements();
   }
-  return elements;
+  return pieces ? flat_.owned_elements() : flat_.elements();
 }
 
 std::vector<OwnedPart> Layout::primary(nn::ParamId id) const {
-  const Place at = place(id);
-  if (at.domain < 0 || !first_copy_[static_cast<size_t>(id)]) return {};
-  const GradientDomain& domain = domains_[static_cast<size_t>(at.domain)];
+  const Place& place = places_[static_cast<size_t>(id)];
+  if (!flat_.holds(id) || !place.first_copy) return {};
   // Of copies within the domain's group the first.
-  if (domain.rank >= domain.flat.world()) return {};
-  const OwnedPart own = domain.flat.part(at.id);
-  const ShardSpec& spec = this->spec(id);
-  if (std::ranges::all_of(spec.boxes, &ShardBox::first_copy)) return {own};
+  if (domains_[static_cast<size_t>(place.domain)].rank >= flat_.world(place.domain)) return {};
+  const OwnedPart own = flat_.part(id);
+  const auto boxes = repeated_.find(id);
+  if (boxes == repeated_.end()) return {own};
   // Such boxes are rows of the local tensor.
   std::vector<OwnedPart> parts;
-  const int64_t row = spec.local.elements() / spec.local[0];
-  for (const ShardBox& box : spec.boxes) {
+  const Shape& local = flat_.shape(id);
+  const int64_t row = local.elements() / local[0];
+  for (const ShardBox& box : boxes->second) {
     if (!box.first_copy) continue;
     const int64_t first = std::max(own.first, box.local_offset[0] * row);
     const int64_t last =

@@ -10,16 +10,16 @@ Masters::Masters(StateArrays& arrays, Weights& weights,
                  std::shared_ptr<const nn::WeightLoader> loader)
     : arrays_(arrays), weights_(weights), loader_(std::move(loader)) {
   if (loader_ || arrays_.flat.masters) return;
-  arrays_.flat.masters = Tensor::zeros(arrays_.device, DType::kFloat32, {arrays_.layout.elements()},
-                                       MemoryTag::kParameters);
+  arrays_.flat.masters = Tensor::zeros(arrays_.device, DType::kFloat32,
+                                       {arrays_.layout.flat().elements()}, MemoryTag::kParameters);
 }
 
 void Masters::make(const OpContext& ctx) {
   if (!loader_) return;
-  const Tensor all = Tensor::zeros(arrays_.device, DType::kFloat32, {arrays_.layout.elements()},
-                                   MemoryTag::kParameters);
-  for (const nn::ParamId id : arrays_.layout.order()) {
-    const FlatRange range = arrays_.layout.range(id);
+  const Tensor all = Tensor::zeros(arrays_.device, DType::kFloat32,
+                                   {arrays_.layout.flat().elements()}, MemoryTag::kParameters);
+  for (const nn::ParamId id : arrays_.layout.flat().order()) {
+    const FlatRange range = arrays_.layout.flat().range(id);
     Tensor out = all.slice(0, range.begin, range.end);
     if (range.elements() > 0) fill_weights(*loader_, ctx, id, arrays_.parameters[id], 0, out);
   }
@@ -39,14 +39,13 @@ Tensor Masters::read(const OpContext& ctx, nn::ParamId id) const {
   arrays_.before_reading();
   if (!arrays_.whole_masters()) {
     const Tensor own = read_owned(ctx, id);
-    return arrays_.layout.world() > 1 || arrays_.shared_expert(id)
-               ? arrays_.gather_parts(arrays_.state_context(ctx), id, own)
-               : own.view(shape);
+    return arrays_.is_shared(id) ? arrays_.gather_parts(arrays_.state_context(ctx), id, own)
+                                 : own.view(shape);
   }
-  if (arrays_.shared_expert(id)) {
+  if (arrays_.layout.in_parts(id)) {
     Tensor value = ctx.workspace(DType::kFloat32, shape);
     if (arrays_.holds(id)) ops::cast(ctx, view(id), value);
-    arrays_.send_expert(id, value);
+    arrays_.send_whole(id, value);
     return value;
   }
   if (arrays_.masters_in_place()) return view(id);
@@ -61,7 +60,7 @@ Tensor Masters::read_owned(const OpContext& ctx, nn::ParamId id) const {
   const OpContext state_ctx = arrays_.state_context(ctx);
   if (!arrays_.holds(id)) return state_ctx.workspace(DType::kFloat32, {0});
   if (arrays_.masters_in_place()) return arrays_.owned(flat.masters, id);
-  Tensor out = state_ctx.workspace(DType::kFloat32, {arrays_.layout.part(id).count});
+  Tensor out = state_ctx.workspace(DType::kFloat32, {arrays_.layout.flat().part(id).count});
   if (flat.masters) {
     ops::read_array(state_ctx, flat.masters, arrays_.owned_range(flat.masters, id).begin, out);
     return out;
@@ -89,7 +88,7 @@ void Masters::write_owned(const OpContext& ctx, nn::ParamId id, int64_t at, cons
 
 void Masters::write(const OpContext& ctx, nn::ParamId id, const Tensor& value) {
   if (!arrays_.holds(id)) return;
-  const OwnedPart part = arrays_.layout.part(id);
+  const OwnedPart part = arrays_.layout.flat().part(id);
   const Tensor own = to_device(value, arrays_.state_context(ctx).device)
                          .view({value.elements()})
                          .slice(0, part.first, part.first + part.count);

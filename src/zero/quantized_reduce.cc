@@ -12,7 +12,7 @@ constexpr int kErrorBits = 8;
 }  // namespace
 
 QuantizedReduce::QuantizedReduce(const OpContext& ctx, const FlatLayout& layout,
-                                 std::shared_ptr<const NodeGroups> nodes,
+                                 std::vector<std::shared_ptr<const NodeGroups>> nodes,
                                  const std::optional<Feedback>& feedback)
     : ctx_(ctx),
       layout_(layout),
@@ -45,9 +45,10 @@ QuantizedReduce::Errors& QuantizedReduce::errors_for(size_t bucket) {
 // Messages lie by the place of their receiver within a node, and then by node: so that each
 // receiver's are together.
 QuantizedReduce::Flight QuantizedReduce::start(size_t index, const Tensor& whole, bool blocking) {
-  const int places = nodes_->node.size, count = nodes_->across.size;
-  if (places == 1) return {};
   const Bucket& bucket = layout_.buckets()[index];
+  const NodeGroups& groups = *nodes(bucket);
+  const int places = groups.node.size, count = groups.across.size;
+  if (places == 1) return {};
   const int64_t bytes = piece_bytes_[index];
   std::vector<Tensor>& errors = errors_for(index).first;
   const auto make = [&] {
@@ -59,23 +60,24 @@ QuantizedReduce::Flight QuantizedReduce::start(size_t index, const Tensor& whole
   flight.received = make();
   for (int place = 0; place < places; ++place) {
     for (int node = 0; node < count; ++node) {
-      const int rank = nodes_->rank_at(node, place);
+      const int rank = groups.rank_at(node, place);
       const int64_t at = (place * count + node) * bytes;
       pack(whole.slice(0, rank * bucket.piece, (rank + 1) * bucket.piece),
            piece_blocks(layout_, bucket, rank), errors, static_cast<size_t>(rank),
            sent.slice(0, at, at + bytes));
     }
   }
-  flight.work = nodes_->node->all_to_all(flight.received, sent,
-                                         {.label = "gradients in a node", .blocking = blocking});
+  flight.work = groups.node->all_to_all(flight.received, sent,
+                                        {.label = "gradients in a node", .blocking = blocking});
   return flight;
 }
 
 void QuantizedReduce::finish(size_t index, Flight& flight, const Tensor& whole, Tensor& own) {
   const Bucket& bucket = layout_.buckets()[index];
   const int64_t bytes = piece_bytes_[index];
-  const int places = nodes_->node.size, count = nodes_->across.size;
-  const int place = nodes_->node.rank;
+  const NodeGroups& groups = *nodes(bucket);
+  const int places = groups.node.size, count = groups.across.size;
+  const int place = groups.node.rank;
   if (flight.work) flight.work->wait();
   Errors& errors = errors_for(index);
   const auto make = [&] {
@@ -84,7 +86,7 @@ void QuantizedReduce::finish(size_t index, Flight& flight, const Tensor& whole, 
   const Tensor sent = make(), received = make();
   Tensor sum = ctx_.workspace(DType::kFloat32, {bucket.piece});
   for (int node = 0; node < count; ++node) {
-    const int rank = nodes_->rank_at(node, place);
+    const int rank = groups.rank_at(node, place);
     const Begins begins = piece_blocks(layout_, bucket, rank);
     for (int peer = 0; flight.work && peer < places; ++peer) {
       const int64_t at = (peer * count + node) * bytes;
@@ -97,11 +99,11 @@ void QuantizedReduce::finish(size_t index, Flight& flight, const Tensor& whole, 
     pack(partial, begins, errors.second, static_cast<size_t>(node),
          sent.slice(0, node * bytes, (node + 1) * bytes));
   }
-  nodes_->across
+  groups.across
       ->all_to_all(received, sent, {.label = "gradients across nodes", .blocking = on_host(sent)})
       ->wait();
   const float factor = 1.0f / static_cast<float>(places * count);
-  const Begins begins = piece_blocks(layout_, bucket, layout_.rank());
+  const Begins begins = piece_blocks(layout_, bucket, layout_.rank(bucket));
   for (int node = 0; node < count; ++node) {
     ops::unpack_blocks(ctx_, received.slice(0, node * bytes, (node + 1) * bytes), kBits, begins,
                        factor, node > 0, own);
@@ -124,8 +126,8 @@ void QuantizedReduce::set_loss_scale(double scale) {
       follow(errors_[i].first[rank], i, static_cast<int>(rank));
     }
     for (size_t node = 0; node < errors_[i].second.size(); ++node) {
-      follow(errors_[i].second[node], i,
-             nodes_->rank_at(static_cast<int>(node), nodes_->node.rank));
+      const NodeGroups& groups = *nodes(layout_.buckets()[i]);
+      follow(errors_[i].second[node], i, groups.rank_at(static_cast<int>(node), groups.node.rank));
     }
   }
 }

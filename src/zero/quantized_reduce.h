@@ -24,9 +24,14 @@ class QuantizedReduce {
     Tensor received;
   };
 
-  // The threads of `ctx` must outlive it.
+  // `nodes` are by gradient domain, null where its buckets do not go by node. The threads of `ctx`
+  // must outlive it.
   QuantizedReduce(const OpContext& ctx, const FlatLayout& layout,
-                  std::shared_ptr<const NodeGroups> nodes, const std::optional<Feedback>& feedback);
+                  std::vector<std::shared_ptr<const NodeGroups>> nodes,
+                  const std::optional<Feedback>& feedback);
+
+  // Whether a bucket travels so.
+  bool takes(const Bucket& bucket) const { return nodes(bucket) && !bucket.exact; }
 
   // `whole` is the bucket, fp32; it is read until finish has returned.
   Flight start(size_t bucket, const Tensor& whole, bool blocking);
@@ -49,10 +54,13 @@ class QuantizedReduce {
   void pack(const Tensor& x, const Begins& begins, std::vector<Tensor>& errors, size_t which,
             Tensor packed);
   Errors& errors_for(size_t bucket);
+  const std::shared_ptr<const NodeGroups>& nodes(const Bucket& bucket) const {
+    return nodes_[static_cast<size_t>(bucket.domain)];
+  }
 
   OpContext ctx_;
   const FlatLayout& layout_;
-  std::shared_ptr<const NodeGroups> nodes_;
+  std::vector<std::shared_ptr<const NodeGroups>> nodes_;  // by domain
   std::optional<Feedback> feedback_;
   std::vector<int64_t> piece_bytes_;  // of a message, by bucket
   std::vector<Errors> errors_;        // by bucket

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "mesh/state_groups.h"
-#include "zero/flat_layout.h"
 #include "zero/host_store.h"
+#include "zero/layout.h"
 #include "zero/quantized_reduce.h"
 #include "zero/weight_gatherer.h"
 #include "zero/weight_route.h"
@@ -25,10 +25,6 @@ struct ShareOptions {
   bool comm_dtype_for_all = true;      // also of those that are computed with in fp32
   std::vector<bool> sparse = {};       // by parameter: gradients travel as rows, at stages 0 and 1
   std::vector<bool> fp32 = {};  // by parameter: which those are, where others compute in less
-  // Where ranks share experts (expert parallelism), by parameter: those experts, and which of them
-  // this rank does not hold.
-  std::vector<bool> experts = {};
-  std::vector<bool> absent = {};
   bool overlap = true;
   bool reduce_scatter = true;
   ReduceOp op = ReduceOp::kAverage;  // or kSum
@@ -69,19 +65,7 @@ enum class MasterForm {
   kWeights  // they are the weights: updates round to their type
 };
 
-// Stage 3's small parameters that stay whole, by parameter: the first ones that this rank holds as
-// long as there is room. Ranks hold as many experts of the same sizes in the same order, so all
-// choose alike.
-std::vector<bool> choose_resident(const nn::ParameterSet& parameters, const ShareOptions& options);
-// The flat space of a rank of a shard group and, where ranks share experts, of a group that holds
-// the same ones.
-struct SharePlace {
-  int rank = 0;
-  int world = 1;
-  int expert_rank = 0;
-  int expert_world = 1;
-};
-Sharing choose_sharing(const nn::ParameterSet& parameters, const ShareOptions& options,
-                       const SharePlace& place);
+// The layout that follows.
+LayoutPolicy layout_policy(const ShareOptions& options);
 
 }  // namespace ds::zero

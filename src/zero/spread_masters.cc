@@ -53,7 +53,7 @@ class MasterBroadcast {
                   const ShareOptions& options, const FlatLayout& layout, optim::FlatTensor& masters)
       : ctx_(ctx),
         parameters_(arrays.parameters),
-        ranks_(arrays.groups.all),
+        ranks_(arrays.all_ranks()),
         from_(from),
         options_(options),
         layout_(layout),
@@ -148,7 +148,7 @@ void spread_masters(const OpContext& ctx, const StateArrays& arrays, const Maste
                     const ShareOptions& options, const FlatLayout& layout,
                     optim::FlatTensor& masters) {
   const nn::WeightLoader* const loader = from.loader().get();
-  if (!same_loaders({arrays.device, ctx.pool}, loader, arrays.groups.all)) {
+  if (!same_loaders({arrays.device, ctx.pool}, loader, arrays.all_ranks())) {
     return MasterBroadcast(ctx, arrays, from, options, layout, masters).run();
   }
   options.together([&] { fill_owned(ctx, arrays.parameters, *loader, layout, masters); });

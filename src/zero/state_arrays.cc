@@ -8,19 +8,20 @@
 namespace ds::zero {
 
 Tensor StateArrays::view(const Tensor& whole, nn::ParamId id) const {
-  const FlatRange range = layout.range(id);
+  const FlatRange range = layout.flat().range(id);
   return whole.slice(0, range.begin, range.end).view(parameters[id].shape);
 }
 
 FlatRange StateArrays::owned_range(const optim::FlatTensor& array, nn::ParamId id) const {
-  const OwnedPart part = layout.part(id);
+  const OwnedPart part = layout.flat().part(id);
   const int64_t begin = part.count == 0 ? 0 : array.compact ? part.owned : part.flat;
   return {begin, begin + part.count};
 }
 
 FlatRange StateArrays::owned_range(const optim::FlatTensor& array, const Bucket& bucket) const {
+  const FlatLayout& space = layout.flat();
   const int64_t begin =
-      array.compact ? bucket.owned : layout.piece(bucket, layout.rank(bucket)).begin;
+      array.compact ? bucket.owned : space.piece(bucket, space.rank(bucket)).begin;
   return {begin, begin + bucket.piece};
 }
 
@@ -56,7 +57,7 @@ void StateArrays::send_weights() const {
   if (from.compact == to.compact) {
     host_store->send(flat, {0, from.elements()}, 0);
   } else {
-    for (const Bucket& bucket : layout.buckets()) {
+    for (const Bucket& bucket : layout.flat().buckets()) {
       host_store->send(flat, owned_range(from, bucket), owned_range(to, bucket).begin);
     }
   }
@@ -73,8 +74,8 @@ Tensor StateArrays::gather_parts(const OpContext& ctx, nn::ParamId id, const Ten
   if (holds(id)) {
     const Bucket& in = bucket(id);
     std::vector<int64_t> counts;
-    for (int rank = 0; rank < layout.world(in); ++rank) {
-      counts.push_back(layout.part(id, rank).count);
+    for (int rank = 0; rank < layout.flat().world(in); ++rank) {
+      counts.push_back(layout.flat().part(id, rank).count);
     }
     if (counts.size() == 1) {
       copy_tensor(own, whole);
@@ -82,20 +83,14 @@ Tensor StateArrays::gather_parts(const OpContext& ctx, nn::ParamId id, const Ten
       ranks(in)->all_gather_v(whole, own, counts, {.label = parameters[id].name})->wait();
     }
   }
-  if (shared_expert(id)) send_expert(id, whole);
+  if (layout.in_parts(id)) send_whole(id, whole);
   return whole.view(parameters[id].shape);
 }
 
-int StateArrays::holder(nn::ParamId id) const {
+void StateArrays::send_whole(nn::ParamId id, const Tensor& value) const {
   const nn::Parameter& p = parameters[id];
-  DS_CHECK(p.expert >= 0 && p.split.experts % groups.experts.layer.size == 0, Code::kInternal,
-           p.name, " is cut among ranks that hold whole experts");
-  return static_cast<int>(p.expert / (p.split.experts / groups.experts.layer.size));
-}
-
-void StateArrays::send_expert(nn::ParamId id, const Tensor& value) const {
-  groups.experts.layer
-      ->broadcast(value.view({value.elements()}), holder(id), {.label = parameters[id].name})
+  groups_of(id)
+      .model->broadcast(value.view({value.elements()}), layout.holder(p), {.label = p.name})
       ->wait();
 }
 
@@ -109,10 +104,10 @@ ExactSum StateArrays::sum_over(const RankGroup& among, ExactSum sum) const {
 }
 
 int64_t StateArrays::agree(int64_t number, ReduceOp op) const {
-  const Tensor one = comm::message_memory(*groups.shard.comm, device, DType::kInt64, {1},
+  const Tensor one = comm::message_memory(*shard_ranks().comm, device, DType::kInt64, {1},
                                           MemoryTag::kCommunication);
   *one.data<int64_t>() = number;
-  groups.shard->all_reduce(one, op, {.label = "bad gradient", .blocking = true})->wait();
+  shard_ranks()->all_reduce(one, op, {.label = "bad gradient", .blocking = true})->wait();
   return *one.data<int64_t>();
 }
 

@@ -11,8 +11,8 @@
 #include "ops/context.h"
 #include "ops/stored_array.h"
 #include "optim/optimizer.h"
-#include "zero/flat_layout.h"
 #include "zero/host_store.h"
+#include "zero/layout.h"
 
 namespace ds::zero {
 
@@ -21,15 +21,15 @@ struct StateArrays {
       : parameters(the_parameters), layout(the_parameters), device(std::move(the_device)) {}
 
   const nn::ParameterSet& parameters;
-  FlatLayout layout;
+  Layout layout;
   const std::shared_ptr<Device> device;  // where operators run
   // `masters` is empty while they are split, or not made yet; `model` is empty where the masters
   // are the model. Some are compact where ranks share them.
   optim::FlatTensors flat;
 
-  StateGroups groups;   // of the ranks that share the arrays
+  // By gradient domain, of the ranks that share the arrays.
+  std::vector<StateGroups> groups = std::vector<StateGroups>(1);
   bool spread = false;  // over them
-  int stage = 0;
 
   // Makes masters, low halves and gradients where those do not lie in memory; null: all do.
   std::shared_ptr<optim::ArrayFactory> factory;
@@ -54,30 +54,30 @@ struct StateArrays {
   }
 
   bool shared() const { return spread; }
-  // Ranks share experts: each holds some of a layer.
-  bool shares_experts() const { return static_cast<bool>(groups.experts.layer); }
-  bool holds(nn::ParamId id) const { return layout.holds(id); }
-  // It is one of them, which this or another rank holds.
-  bool shared_expert(nn::ParamId id) const {
-    return shares_experts() && parameters[id].split.experts > 0;
+  bool holds(nn::ParamId id) const { return layout.flat().holds(id); }
+  // Other ranks are asked for its values, or for a part of them.
+  bool is_shared(nn::ParamId id) const {
+    return layout.in_parts(id) || layout.flat().world(layout.domain(id)) > 1;
   }
-  // Whose place in the expert group is this, of a shared one.
-  int holder(nn::ParamId id) const;
+  // Those that reduce the gradients of a parameter, whether this rank holds it or not, and share
+  // its state.
+  const StateGroups& groups_of(nn::ParamId id) const {
+    return groups[static_cast<size_t>(layout.domain(id))];
+  }
   // The ranks between which a bucket is reduced and gathered.
   const RankGroup& ranks(const Bucket& bucket) const {
-    return bucket.experts ? groups.experts.same : groups.shard;
+    return groups[static_cast<size_t>(bucket.domain)].shard;
   }
-  // What the mean over the ranks of a bucket lacks to be that over all: the tokens of all ranks
-  // come to an expert, and the gradient of one that has none is zero.
-  float share_of_mean(const Bucket& bucket) const {
-    return bucket.experts ? 1.0f / static_cast<float>(groups.experts.layer.size) : 1.0f;
-  }
-  // Of the ranks that hold the same piece, this is the first.
-  bool first_of_replicas() const { return groups.replicas.rank == 0; }
+  float share_of_mean(const Bucket& bucket) const { return layout.share_of_mean(bucket.domain); }
+  // Those of dense parameters, which every rank has: all that train, and those that hold one copy.
+  const RankGroup& all_ranks() const { return groups.front().all; }
+  const RankGroup& shard_ranks() const { return groups.front().shard; }
 
-  const Bucket& bucket(nn::ParamId id) const { return layout.buckets()[layout.bucket_of(id)]; }
+  const Bucket& bucket(nn::ParamId id) const {
+    return layout.flat().buckets()[layout.flat().bucket_of(id)];
+  }
   size_t index_of(const Bucket& bucket) const {
-    return static_cast<size_t>(&bucket - layout.buckets().data());
+    return static_cast<size_t>(&bucket - layout.flat().buckets().data());
   }
   // A parameter in an array over the whole space, in its shape.
   Tensor view(const Tensor& whole, nn::ParamId id) const;
@@ -137,11 +137,11 @@ struct StateArrays {
   void send_weights(nn::ParamId id) const;
 
   // Over the ranks that share the arrays, each of which makes the call.
-  // Fills `value` on every rank from the one that holds the shared expert.
-  void send_expert(nn::ParamId id, const Tensor& value) const;
+  // Of a parameter in parts: fills `value`, all of it, on every rank from one that holds it.
+  void send_whole(nn::ParamId id, const Tensor& value) const;
   // Whole from what each rank owns of a parameter, flat fp32, which lies on the context's device.
   Tensor gather_parts(const OpContext& ctx, nn::ParamId id, const Tensor& own) const;
-  ExactSum sum_over_ranks(ExactSum sum) const { return sum_over(groups.shard, std::move(sum)); }
+  ExactSum sum_over_ranks(ExactSum sum) const { return sum_over(shard_ranks(), std::move(sum)); }
   ExactSum sum_over(const RankGroup& among, ExactSum sum) const;
   int64_t agree(int64_t number, ReduceOp op) const;
 };

@@ -55,10 +55,10 @@ void TrainState::set_compute_type(const OpContext& ctx, DType type, MasterForm f
            "compute type changed while it is shared");
   arrays_.reload_masters();
   widen_masters(ctx);
-  Sharing sharing;  // one rank's, where buckets do not move parameters
-  sharing.fp32 = fp32;
-  arrays_.layout = FlatLayout(arrays_.parameters, sharing);
-  const Shape all{arrays_.layout.elements()};
+  LayoutPolicy policy;  // one rank's, where buckets do not move parameters
+  policy.fp32 = fp32;
+  arrays_.layout = Layout(arrays_.parameters, policy);
+  const Shape all{arrays_.layout.flat().elements()};
   const auto make = [&](DType dtype) {
     return Tensor::empty(arrays_.device, dtype, all, MemoryTag::kParameters);
   };
@@ -79,7 +79,7 @@ void TrainState::set_compute_type(const OpContext& ctx, DType type, MasterForm f
   if (form == MasterForm::kSplit) {
     flat.low_halves = arrays_.stores(optim::ArrayRole::kLowHalves)
                           ? arrays_.make_stored({optim::ArrayRole::kLowHalves, "low_halves",
-                                                 DType::kUInt16, arrays_.layout.elements()},
+                                                 DType::kUInt16, arrays_.layout.flat().elements()},
                                                 false)
                           : make(DType::kUInt16);
     flat.masters.for_parts(0, all.elements(), Access::kRead, [&](const Tensor& part, int64_t at) {
@@ -113,7 +113,7 @@ void TrainState::widen_masters(const OpContext& ctx) {
   optim::FlatTensors& flat = arrays_.flat;
   const bool none = !flat.masters && !flat.low_halves;
   if (none || masters_.loader() || arrays_.masters_in_place()) return;
-  Tensor wide = Tensor::empty(arrays_.device, DType::kFloat32, {arrays_.layout.elements()},
+  Tensor wide = Tensor::empty(arrays_.device, DType::kFloat32, {arrays_.layout.flat().elements()},
                               MemoryTag::kParameters);
   if (flat.masters) {  // also where splitting them has failed half way
     ops::read_array(ctx, flat.masters, 0, wide);
@@ -126,7 +126,7 @@ void TrainState::widen_masters(const OpContext& ctx) {
 
 // Of the present layout, from the loader or the masters in memory.
 optim::FlatTensor TrainState::stored_masters(const OpContext& ctx) const {
-  const FlatLayout& layout = arrays_.layout;
+  const FlatLayout& layout = arrays_.layout.flat();
   optim::FlatTensor out = arrays_.make_stored(
       {optim::ArrayRole::kMasters, "masters", DType::kFloat32, layout.elements()}, false);
   const nn::WeightLoader* const loader = masters_.loader().get();
@@ -145,7 +145,7 @@ optim::FlatTensor TrainState::stored_masters(const OpContext& ctx) const {
 
 // ---- spread over ranks ----
 
-void TrainState::share(const OpContext& ctx, const StateGroups& groups, const ShareOptions& options,
+void TrainState::share(const OpContext& ctx, const Mesh& mesh, const ShareOptions& options,
                        DType type, MasterForm form) {
   DS_CHECK(!weights_.in_use() && !shared(), Code::kInternal,
            "parameters are in use, or shared already");
@@ -153,7 +153,14 @@ void TrainState::share(const OpContext& ctx, const StateGroups& groups, const Sh
   DS_CHECK(!arrays_.host_store, Code::kInternal, "parameters are offloaded");
   if (!options.offload) arrays_.reload_masters();
   reset_to_fp32(ctx);
-  arrays_.groups = groups;
+  const Layout layout(arrays_.parameters, mesh.shape(), mesh.rank(), layout_policy(options));
+  std::vector<StateGroups> by_domain;
+  for (const GradientDomain& domain : layout.domains()) {
+    by_domain.push_back(
+        make_state_groups(mesh, domain.group, options.groups, wants_nodes(options)));
+  }
+  arrays_.groups = std::move(by_domain);
+  const StateGroups& groups = arrays_.groups.front();
   DS_CHECK(groups.nodes || !options.weights.hierarchical, Code::kConfig,
            "configuration: /zero_optimization/mics_hierarchical_params_gather: a group of ",
            groups.shard.size,
@@ -164,18 +171,12 @@ void TrainState::share(const OpContext& ctx, const StateGroups& groups, const Sh
                 "zero_quantized_gradients: the ranks do not lie on several nodes with as many of "
                 "them on each; gradients travel in the communication type");
   }
-  const RankGroup& experts = groups.experts.same;
-  const Sharing sharing =
-      choose_sharing(arrays_.parameters, options,
-                     {groups.shard.rank, groups.shard.size, experts.rank, experts.size});
-  const FlatLayout layout(arrays_.parameters, sharing);
   if (options.offload) {
     lay_out_on_host(ctx, layout, options, type, form == MasterForm::kSplit);
   } else {
     lay_out_shared(ctx, layout, options, type, form);
   }
   arrays_.spread = true;
-  arrays_.stage = options.stage;
   arrays_.flush_masters();
   weights_.set_compute_type(type);
   if (options.stage == 3) weights_.gather_from(ctx, options);
@@ -184,29 +185,29 @@ void TrainState::share(const OpContext& ctx, const StateGroups& groups, const Sh
 }
 
 // Makes the arrays of weights and masters anew, whole or what this rank owns of them.
-void TrainState::lay_out_shared(const OpContext& ctx, const FlatLayout& layout,
+void TrainState::lay_out_shared(const OpContext& ctx, const Layout& layout,
                                 const ShareOptions& options, DType type, MasterForm form) {
-  const bool compact_weights = options.stage == 3;
-  const auto make = [&](DType dtype, bool compact, bool moves) {
-    const Shape shape{compact ? layout.owned_elements() : layout.elements()};
+  const bool compact_weights = layout.spread(StateRole::kWeights);
+  const auto make = [&](DType dtype, StateRole role, bool moves) {
+    const Shape shape{layout.held(role)};
     return optim::FlatTensor(
         moves && options.stage > 0
-            ? arrays_.groups.shard->shared_tensor(arrays_.device, dtype, shape,
-                                                  MemoryTag::kParameters, {.label = "weights"})
+            ? arrays_.shard_ranks()->shared_tensor(arrays_.device, dtype, shape,
+                                                   MemoryTag::kParameters, {.label = "weights"})
             : Tensor::zeros(arrays_.device, dtype, shape, MemoryTag::kParameters),
-        compact);
+        layout.spread(role));
   };
   // Masters that are the weights lie where weights do; elsewhere there are weights beside them.
   const bool weights_stored = compact_weights && arrays_.stores(optim::ArrayRole::kWeights);
   const bool rounded = form == MasterForm::kWeights;
   const bool stored = rounded ? weights_stored : arrays_.stores(optim::ArrayRole::kMasters);
   const bool own_model = rounded ? false : type != DType::kFloat32 || (stored && !weights_stored);
-  const bool compact_masters = own_model ? options.stage > 0 : compact_weights;
+  const StateRole masters_are = own_model ? StateRole::kMasters : StateRole::kWeights;
   const auto make_stored = [&](optim::ArrayRole role, const char* name, DType dtype) {
-    const int64_t elements = compact_masters ? layout.owned_elements() : layout.elements();
     optim::FlatTensor out;
     options.together([&] {
-      out = arrays_.make_stored({role, name, dtype, elements}, compact_masters);
+      out = arrays_.make_stored({role, name, dtype, layout.held(masters_are)},
+                                layout.spread(masters_are));
     });
     return out;
   };
@@ -215,20 +216,20 @@ void TrainState::lay_out_shared(const OpContext& ctx, const FlatLayout& layout,
   optim::FlatTensor masters =
       stored ? make_stored(rounded ? optim::ArrayRole::kWeights : optim::ArrayRole::kMasters,
                            "masters", master_type)
-             : make(master_type, compact_masters, !own_model);
-  spread_masters(ctx, arrays_, masters_, options, layout, masters);
+             : make(master_type, masters_are, !own_model);
+  spread_masters(ctx, arrays_, masters_, options, layout.flat(), masters);
   masters_.drop_loader();
   arrays_.layout = layout;
   optim::FlatTensors& flat = arrays_.flat;
   flat.masters = std::move(masters);
   if (!own_model) return;
   flat.model = weights_stored ? make_stored(optim::ArrayRole::kWeights, "weights", type)
-                              : make(type, compact_weights, true);
+                              : make(type, StateRole::kWeights, true);
   if (form != MasterForm::kSplit) return;
   flat.low_halves = arrays_.stores(optim::ArrayRole::kLowHalves)
                         ? make_stored(optim::ArrayRole::kLowHalves, "low_halves", DType::kUInt16)
-                        : make(DType::kUInt16, compact_masters, false);
-  for (const Bucket& bucket : arrays_.layout.buckets()) {
+                        : make(DType::kUInt16, masters_are, false);
+  for (const Bucket& bucket : arrays_.layout.flat().buckets()) {
     const FlatRange own = arrays_.owned_range(flat.masters, bucket);
     const ops::SplitRange to = arrays_.split_range(bucket);
     flat.masters.for_parts(own.begin, own.end, Access::kRead, [&](const Tensor& part, int64_t at) {
@@ -245,35 +246,34 @@ void TrainState::unshare(const OpContext& ctx) {
   if (arrays_.host_store) arrays_.host_store->drop();
   gradients_.stop_reducing();
   const bool pieces = arrays_.weights().compact;
-  const bool lost = (pieces && layout().world() > 1) || arrays_.shares_experts();
-  const FlatLayout after(arrays_.parameters);
+  const bool lost = (pieces && layout().flat().cut()) || layout().in_parts();
+  Layout after(arrays_.parameters);
   optim::FlatTensor masters;
   if (!lost) {
-    masters = Tensor::zeros(arrays_.state_memory(), DType::kFloat32, {after.elements()},
+    masters = Tensor::zeros(arrays_.state_memory(), DType::kFloat32, {after.flat().elements()},
                             MemoryTag::kParameters);
   }
   for (nn::ParamId id = 0; !lost && id < arrays_.parameters.size(); ++id) {
-    const FlatRange to = after.range(id);
+    const FlatRange to = after.flat().range(id);
     Tensor target = masters.memory().slice(0, to.begin, to.end).view(arrays_.parameters[id].shape);
     const Tensor value = pieces ? masters_.read(ctx, id) : weights_.view(id);
     ops::cast(state_ctx, to_device(value, state_ctx.device), target);
   }
   weights_.stop_gathering();
   if (lost) weights_.lose();
-  arrays_.layout = after;
+  arrays_.layout = std::move(after);
   arrays_.flat = {};
   arrays_.flat.masters = std::move(masters);
   arrays_.host_store.reset();
   arrays_.spread = false;
-  arrays_.groups = {};
-  arrays_.stage = 0;
+  arrays_.groups.assign(1, {});
   weights_.set_compute_type(DType::kFloat32);
 }
 
-std::shared_ptr<optim::ShardGroup> TrainState::shard_group(std::vector<nn::ParamId> tensors) const {
-  if (layout().world() == 1) return nullptr;
-  return std::make_shared<CommShardGroup>(layout(), std::move(tensors), arrays_.groups.shard.comm,
-                                          arrays_.device);
+optim::ShardGroups TrainState::shard_groups(std::span<const nn::ParamId> tensors) const {
+  std::vector<std::shared_ptr<Communicator>> comms;
+  for (const StateGroups& groups : arrays_.groups) comms.push_back(groups.shard.comm);
+  return make_shard_groups(layout().flat(), tensors, comms, arrays_.device);
 }
 
 // ---- as users of the model see it ----
@@ -298,7 +298,7 @@ bool TrainState::computes_with_master(nn::ParamId id) const {
   return weights_.computes_with_master(id);
 }
 
-bool TrainState::writes_files() const { return !shared() || arrays_.groups.all.rank == 0; }
+bool TrainState::writes_files() const { return !shared() || arrays_.all_ranks().rank == 0; }
 
 nn::WholeWeights TrainState::take(const OpContext& ctx) {
   arrays_.before_reading_masters();
@@ -312,7 +312,7 @@ nn::WholeWeights TrainState::take(const OpContext& ctx) {
     unshare(ctx);
   } else if (arrays_.host_store) {
     end_offload(ctx);
-  } else if (layout().world() > 1) {
+  } else if (layout().flat().cut() || layout().in_parts()) {
     weights_.lose();  // spreading them failed half way
   } else if (!masters_.loader() && (flat.model || !arrays_.masters_in_place())) {
     set_compute_type(ctx, DType::kFloat32);

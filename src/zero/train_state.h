@@ -9,8 +9,10 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
+#include "mesh/mesh.h"
 #include "nn/model_weights.h"
 #include "optim/optimizer.h"
 #include "zero/gradients.h"
@@ -55,7 +57,7 @@ class TrainState final : public nn::ModelWeights {
   const Gradients& gradients() const { return gradients_; }
   StateArrays& arrays() { return arrays_; }
   const StateArrays& arrays() const { return arrays_; }
-  const FlatLayout& layout() const { return arrays_.layout; }
+  const Layout& layout() const { return arrays_.layout; }
   const nn::ParameterSet& parameters() const { return arrays_.parameters; }
 
   // Where masters, low halves and gradients lie that are made from here on, and the optimizer's
@@ -66,19 +68,19 @@ class TrainState final : public nn::ModelWeights {
   void set_compute_type(const OpContext& ctx, DType type, MasterForm form = MasterForm::kFp32,
                         const std::vector<bool>& fp32 = {});
 
-  // Collective: spreads the state over the ranks of `groups`, which start with the masters of the
+  // Collective: spreads the state over the ranks of the mesh, which start with the masters of the
   // first; where all have one loader, each makes its own part. Needs no open guard. From now on
   // calls marked "every rank" are collective too. With `options.offload` what a rank owns lies in
   // its host's memory, as offload() has it.
-  void share(const OpContext& ctx, const StateGroups& groups, const ShareOptions& options,
-             DType type, MasterForm form);
+  void share(const OpContext& ctx, const Mesh& mesh, const ShareOptions& options, DType type,
+             MasterForm form);
   // Ends that, without waiting for anybody. Weights that are whole stay, in the precision they were
   // computed with; of weights in pieces nothing usable is left, unless one rank has all of them.
   void unshare(const OpContext& ctx);
   bool shared() const { return arrays_.shared(); }
-  // The ranks that tensors are cut among, for an optimizer of these parameters; null where they are
-  // whole. Valid while shared.
-  std::shared_ptr<optim::ShardGroup> shard_group(std::vector<nn::ParamId> tensors) const;
+  // The ranks that tensors are cut among, for an optimizer of these parameters: a group for each
+  // domain that has tensors of which ranks have parts. Valid while shared.
+  optim::ShardGroups shard_groups(std::span<const nn::ParamId> tensors) const;
 
   // Keeps masters, gradients and the optimizer's state in the host's memory from now on, and on the
   // GPU the weights in the compute type alone. Everything else goes on as before; flat tensors and
@@ -117,9 +119,9 @@ class TrainState final : public nn::ModelWeights {
   void reset_to_fp32(const OpContext& ctx);
   void widen_masters(const OpContext& ctx);
   optim::FlatTensor stored_masters(const OpContext& ctx) const;
-  void lay_out_shared(const OpContext& ctx, const FlatLayout& layout, const ShareOptions& options,
+  void lay_out_shared(const OpContext& ctx, const Layout& layout, const ShareOptions& options,
                       DType type, MasterForm form);
-  void lay_out_on_host(const OpContext& ctx, const FlatLayout& layout, const ShareOptions& options,
+  void lay_out_on_host(const OpContext& ctx, const Layout& layout, const ShareOptions& options,
                        DType type, bool split);
 
   StateArrays arrays_;

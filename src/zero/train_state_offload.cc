@@ -66,10 +66,11 @@ void TrainState::offload(const OpContext& ctx, const OffloadOptions& options, DT
   weights_.check_not_lost();
   if (weights_.compute_type() != DType::kFloat32) set_compute_type(ctx, DType::kFloat32);
   const OpContext host{options.host, ctx.pool};
-  Sharing sharing;
-  sharing.bucket_elements = options.bucket_elements;
-  FlatLayout layout(arrays_.parameters, sharing);
-  DS_CHECK(layout.elements() == arrays_.layout.elements(), Code::kInternal,
+  LayoutPolicy policy;
+  policy.bucket_elements = options.bucket_elements;
+  Layout whole(arrays_.parameters, policy);
+  const FlatLayout& layout = whole.flat();
+  DS_CHECK(layout.elements() == arrays_.layout.flat().elements(), Code::kInternal,
            "buckets moved parameters");
   optim::FlatTensors flat =
       make_on_host(arrays_.device, options, layout.elements(), false, type, split);
@@ -92,38 +93,36 @@ void TrainState::offload(const OpContext& ctx, const OffloadOptions& options, DT
   store->send(flat, {0, layout.elements()}, 0);
   arrays_.flat = std::move(flat);
   arrays_.host_store = std::move(store);
-  arrays_.layout = std::move(layout);
+  arrays_.layout = std::move(whole);
   weights_.set_compute_type(type);
   gradients_.send_to_host(ctx);
 }
 
 // What lay_out_shared does, with what this rank owns on the host. The GPU's weights are made only
 // when the masters that may lie there are gone.
-void TrainState::lay_out_on_host(const OpContext& ctx, const FlatLayout& layout,
+void TrainState::lay_out_on_host(const OpContext& ctx, const Layout& layout,
                                  const ShareOptions& options, DType type, bool split) {
   const OffloadOptions& offload = *options.offload;
   DS_CHECK(!arrays_.factory && weights_.borrowed().empty(), Code::kInternal,
            "state of ranks that is offloaded lies in memory, and the library owns that");
-  const bool compact = options.stage > 0, compact_weights = options.stage == 3;
   optim::FlatTensors flat;
   options.together([&] {
-    flat =
-        make_on_host(arrays_.device, offload, compact ? layout.owned_elements() : layout.elements(),
-                     compact, type, split);
+    flat = make_on_host(arrays_.device, offload, layout.held(StateRole::kMasters),
+                        layout.spread(StateRole::kMasters), type, split);
   });
-  spread_masters({offload.host, ctx.pool}, arrays_, masters_, options, layout, flat.masters);
+  spread_masters({offload.host, ctx.pool}, arrays_, masters_, options, layout.flat(), flat.masters);
   masters_.drop_loader();
   arrays_.layout = layout;
   arrays_.flat = {};
   arrays_.flat.masters = flat.masters;
   arrays_.host = offload.host;
-  const Shape shape{compact_weights ? layout.owned_elements() : layout.elements()};
+  const Shape shape{layout.held(StateRole::kWeights)};
   optim::FlatTensor weights(
       options.stage > 0
-          ? arrays_.groups.shard->shared_tensor(arrays_.device, type, shape, MemoryTag::kParameters,
-                                                {.label = "weights"})
+          ? arrays_.shard_ranks()->shared_tensor(arrays_.device, type, shape,
+                                                 MemoryTag::kParameters, {.label = "weights"})
           : Tensor::zeros(arrays_.device, type, shape, MemoryTag::kParameters),
-      compact_weights);
+      layout.spread(StateRole::kWeights));
   options.together(
       [&] { arrays_.host_store = make_host_store(ctx, offload, flat, std::move(weights)); });
   arrays_.flat = std::move(flat);
@@ -136,8 +135,8 @@ void TrainState::end_offload(const OpContext& ctx) {
   DS_CHECK(!weights_.in_use(), Code::kInternal, "offload ended while parameters are in use");
   optim::FlatTensors& flat = arrays_.flat;
   if (flat.low_halves) {
-    Tensor joined = Tensor::empty(store->memory(), DType::kFloat32, {arrays_.layout.elements()},
-                                  MemoryTag::kParameters);
+    Tensor joined = Tensor::empty(store->memory(), DType::kFloat32,
+                                  {arrays_.layout.flat().elements()}, MemoryTag::kParameters);
     ops::join_from_arrays(arrays_.state_context(ctx), {flat.model, 0, flat.low_halves, 0}, joined);
     flat.masters = std::move(joined);
     flat.model = flat.low_halves = {};
@@ -146,7 +145,7 @@ void TrainState::end_offload(const OpContext& ctx) {
   gradients_.stop_reducing();
   arrays_.host_store.reset();
   flat.gradients = {};
-  arrays_.layout = FlatLayout(arrays_.parameters);
+  arrays_.layout = Layout(arrays_.parameters);
   weights_.set_compute_type(DType::kFloat32);
 }
 

@@ -49,7 +49,7 @@ void check_alike(const OpContext& ctx, const StateArrays& arrays, const Weights&
   const auto rank = static_cast<size_t>(other - sums.begin());
   const std::vector<int64_t> all = gather(each);
   const char* const in =
-      ranks.size < arrays.groups.all.size ? " of those that hold the expert" : "";
+      ranks.size < arrays.all_ranks().size ? " of those that hold the expert" : "";
   for (size_t i = 0; i < each.size(); ++i) {
     DS_CHECK(all[i] == all[rank * each.size() + i], Code::kState, "the weights of ",
              arrays.parameters[ids[i]].name, " on rank ", rank, in,
@@ -62,14 +62,14 @@ void check_alike(const OpContext& ctx, const StateArrays& arrays, const Weights&
 void check_weights(const OpContext& ctx, const StateArrays& arrays, const Weights& weights) {
   if (!arrays.shared()) return;
   if (!arrays.weights().compact) {
-    std::vector<nn::ParamId> common, experts;
+    std::vector<std::vector<nn::ParamId>> by_domain(arrays.groups.size());
     for (nn::ParamId id = 0; id < arrays.parameters.size(); ++id) {
-      if (!arrays.holds(id)) continue;
-      (arrays.shared_expert(id) ? experts : common).push_back(id);
+      if (arrays.holds(id)) by_domain[static_cast<size_t>(arrays.layout.domain(id))].push_back(id);
     }
-    check_alike(ctx, arrays, weights, arrays.groups.all, common);
-    if (!experts.empty()) {
-      check_alike(ctx, arrays, weights, arrays.groups.experts.same, experts);
+    for (size_t i = 0; i < by_domain.size(); ++i) {
+      if (!by_domain[i].empty()) {
+        check_alike(ctx, arrays, weights, arrays.groups[i].all, by_domain[i]);
+      }
     }
   }
   const optim::FlatTensors& flat = arrays.flat;
@@ -91,7 +91,7 @@ void check_weights(const OpContext& ctx, const StateArrays& arrays, const Weight
           arrays.weights().map(copies.begin + begin, copies.begin + end, Access::kRead);
       const Tensor found = to_host(copy.data(), host);
       DS_CHECK(std::ranges::equal(bytes_of(expected), bytes_of(found)), Code::kState,
-               "the weights of ", arrays.parameters[id].name, " on rank ", arrays.groups.all.rank,
+               "the weights of ", arrays.parameters[id].name, " on rank ", arrays.all_ranks().rank,
                " are not their masters, rounded: something else wrote to them");
     }
   }

@@ -11,8 +11,9 @@ constexpr int kBits = 8;
 
 }  // namespace
 
-WeightRoute::WeightRoute(const OpContext& ctx, const FlatLayout& layout, StateGroups groups,
-                         const Options& options, std::vector<Piece> pieces)
+WeightRoute::WeightRoute(const OpContext& ctx, const FlatLayout& layout,
+                         std::vector<StateGroups> groups, const Options& options,
+                         std::vector<Piece> pieces)
     : ctx_(ctx),
       layout_(layout),
       groups_(std::move(groups)),
@@ -22,31 +23,35 @@ WeightRoute::WeightRoute(const OpContext& ctx, const FlatLayout& layout, StateGr
       second_valid_(layout.buckets().size()),
       message_bytes_(layout.buckets().size()),
       frozen_messages_(layout.buckets().size()) {
-  std::map<DType, int64_t> elements;
+  std::map<std::pair<int, DType>, int64_t> elements;
   for (size_t i = 0; i < layout.buckets().size(); ++i) {
     const Bucket& bucket = layout.buckets()[i];
     if (quantized(bucket)) message_bytes_[i] = piece_bytes(layout, bucket, kBits);
-    if (!groups_.secondary || bucket.resident || bucket.experts) continue;
-    int64_t& end = elements[dtype(i)];
+    const RankGroup& near = this->groups(i).secondary;
+    if (!near || bucket.resident) continue;
+    int64_t& end = elements[{bucket.domain, dtype(i)}];
     second_begins_[i] = end;
-    end += bucket.range.elements() / groups_.secondary.size;
+    end += bucket.range.elements() / near.size;
   }
-  for (const auto& [type, count] : elements) {
-    second_[type] = groups_.secondary->shared_tensor(
-        ctx_.device, type, {count}, MemoryTag::kParameters, {.label = "second shards"});
+  for (const auto& [of, count] : elements) {
+    const RankGroup& near = groups_[static_cast<size_t>(of.first)].secondary;
+    second_[of] = near->shared_tensor(ctx_.device, of.second, {count}, MemoryTag::kParameters,
+                                      {.label = "second shards"});
   }
 }
 
 bool WeightRoute::quantized(const Bucket& bucket) const {
-  if (bucket.experts && layout_.world(bucket) == 1) return false;  // nothing travels
+  // Nothing travels of what no other rank holds, beside what ranks cut.
+  if (layout_.world(bucket) == 1 && layout_.cut()) return false;
   return options_.quantized || (options_.quantized_frozen && !bucket.trainable && !bucket.exact);
 }
 
 Tensor WeightRoute::second(size_t index) const {
   const int64_t begin = second_begins_[index];
   if (begin < 0) return {};
-  const int64_t size = layout_.buckets()[index].range.elements() / groups_.secondary.size;
-  return second_.at(dtype(index)).slice(0, begin, begin + size);
+  const Bucket& bucket = layout_.buckets()[index];
+  const int64_t size = bucket.range.elements() / groups(index).secondary.size;
+  return second_.at({bucket.domain, dtype(index)}).slice(0, begin, begin + size);
 }
 
 // Without its own piece no rank can begin to gather, unless it has codes or a second copy.
@@ -80,9 +85,7 @@ WeightRoute::Flight WeightRoute::start(size_t index, Tensor& whole,
     flight.reading = true;
     return flight;
   }
-  // An expert that no other rank holds is whole where it lies.
-  const Bucket& bucket = layout_.buckets()[index];
-  if (bucket.experts && layout_.world(bucket) == 1) {
+  if (whole_here(layout_.buckets()[index])) {
     whole = piece.map().data();
     return {};
   }
@@ -97,7 +100,7 @@ WeightRoute::Flight WeightRoute::gather(size_t index, const Tensor& whole, const
   Flight flight;
   if (second_valid_[index]) {
     flight.near = true;
-    flight.work = groups_.secondary->all_gather(whole, second(index), options);
+    flight.work = groups(index).secondary->all_gather(whole, second(index), options);
   } else if (quantized(layout_.buckets()[index])) {
     const int ranks = layout_.world(layout_.buckets()[index]);
     flight.message = Tensor::empty(ctx_.device, DType::kUInt8, {ranks * message_bytes_[index]},
@@ -111,24 +114,21 @@ WeightRoute::Flight WeightRoute::gather(size_t index, const Tensor& whole, const
 
 void WeightRoute::start_gather(size_t index, const Tensor& all, const Tensor& own,
                                const CollectiveOptions& options, Flight& flight) {
-  if (layout_.buckets()[index].experts) {
-    flight.work = groups_.experts.same->all_gather(all, own, options);
+  const StateGroups& ranks = groups(index);
+  if (!options_.hierarchical || !ranks.nodes) {
+    flight.work = ranks.shard->all_gather(all, own, options);
     return;
   }
-  if (!options_.hierarchical) {
-    flight.work = groups_.shard->all_gather(all, own, options);
-    return;
-  }
-  const RankGroup& across = groups_.nodes->across;
+  const RankGroup& across = ranks.nodes->across;
   flight.column = Tensor::empty(ctx_.device, own.dtype(), {across.size * own.elements()},
                                 MemoryTag::kCommunication);
   flight.work = across->all_gather(flight.column, own, options);
 }
 
-void WeightRoute::finish_gather(Flight& flight, const Tensor& all) {
+void WeightRoute::finish_gather(size_t index, Flight& flight, const Tensor& all) {
   flight.work->wait();
   if (!flight.column) return;
-  const NodeGroups& nodes = *groups_.nodes;
+  const NodeGroups& nodes = *groups(index).nodes;
   const int places = nodes.node.size, count = nodes.across.size;
   const Tensor columns =
       Tensor::empty(ctx_.device, all.dtype(), all.shape(), MemoryTag::kCommunication);
@@ -161,8 +161,7 @@ void WeightRoute::finish(size_t index, Flight& flight, Tensor& whole,
   if (!flight.reading) return complete(index, flight, whole);
   ArrayLease own = pieces_[index].map();  // where that fails it is still to be read
   flight = {};
-  if (const Bucket& bucket = layout_.buckets()[index];
-      layout_.world(bucket) == 1 && !quantized(bucket)) {
+  if (whole_here(layout_.buckets()[index])) {
     whole = own.data();
     return;
   }
@@ -173,13 +172,13 @@ void WeightRoute::finish(size_t index, Flight& flight, Tensor& whole,
 
 void WeightRoute::complete(size_t index, Flight& flight, Tensor& whole) {
   if (flight.message) {
-    finish_gather(flight, flight.message);
+    finish_gather(index, flight, flight.message);
     unpack(index, flight.message, whole);
   } else {
-    finish_gather(flight, whole);
+    finish_gather(index, flight, whole);
   }
   if (Tensor own = second(index); own && !flight.near) {
-    const int64_t begin = groups_.secondary.rank * own.elements();
+    const int64_t begin = groups(index).secondary.rank * own.elements();
     ops::cast(ctx_, whole.slice(0, begin, begin + own.elements()), own);
     second_valid_[index] = true;
   }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "mesh/state_groups.h"
@@ -52,8 +53,9 @@ class WeightRoute : public BucketRoute {
     ArrayLease map() const { return array.map(range.begin, range.end, Access::kRead); }
   };
 
-  // Collective. `pieces` are by bucket. The threads of `ctx` must outlive it.
-  WeightRoute(const OpContext& ctx, const FlatLayout& layout, StateGroups groups,
+  // Collective. `groups` are by gradient domain, `pieces` by bucket. The threads of `ctx` must
+  // outlive it.
+  WeightRoute(const OpContext& ctx, const FlatLayout& layout, std::vector<StateGroups> groups,
               const Options& options, std::vector<Piece> pieces);
 
   Flight start(size_t bucket, Tensor& whole, const CollectiveOptions& options) override;
@@ -64,6 +66,13 @@ class WeightRoute : public BucketRoute {
 
  private:
   DType dtype(size_t bucket) const { return pieces_[bucket].array.dtype(); }
+  const StateGroups& groups(size_t bucket) const {
+    return groups_[static_cast<size_t>(layout_.buckets()[bucket].domain)];
+  }
+  // The own piece is the bucket.
+  bool whole_here(const Bucket& bucket) const {
+    return layout_.world(bucket) == 1 && !quantized(bucket);
+  }
   bool quantized(const Bucket& bucket) const;
   bool reads_piece(size_t bucket) const;
   void make_room(size_t bucket, Tensor& whole) const;
@@ -73,17 +82,17 @@ class WeightRoute : public BucketRoute {
   Tensor own_message(size_t bucket, const Tensor& own);
   void start_gather(size_t bucket, const Tensor& all, const Tensor& own,
                     const CollectiveOptions& options, Flight& flight);
-  void finish_gather(Flight& flight, const Tensor& all);
+  void finish_gather(size_t bucket, Flight& flight, const Tensor& all);
   void unpack(size_t bucket, const Tensor& message, Tensor& whole);
   Tensor second(size_t bucket) const;  // none where there is none
 
   OpContext ctx_;
   const FlatLayout& layout_;
-  StateGroups groups_;
+  std::vector<StateGroups> groups_;  // by domain
   Options options_;
   std::vector<Piece> pieces_;  // by bucket
-  // This rank's part of all buckets that are dropped at times, in each of their types.
-  std::map<DType, Tensor> second_;
+  // This rank's part of all buckets of a domain that are dropped at times, in each of their types.
+  std::map<std::pair<int, DType>, Tensor> second_;
   std::vector<int64_t> second_begins_;  // by bucket; -1 where there is none
   std::vector<bool> second_valid_;
   std::vector<int64_t> message_bytes_;   // of a piece, by bucket

@@ -35,7 +35,7 @@ Tensor Weights::acquire(nn::ParamId id) { return acquire_all({&id, 1}).front(); 
 
 void Weights::release(nn::ParamId id) noexcept {
   --open_guards_;
-  if (gatherer_ && !tiling(id)) gatherer_->release(arrays_.layout.bucket_of(id));
+  if (gatherer_ && !tiling(id)) gatherer_->release(arrays_.layout.flat().bucket_of(id));
 }
 
 void Weights::send_stale() {
@@ -51,7 +51,7 @@ std::vector<Tensor> Weights::acquire_all(std::span<const nn::ParamId> ids) {
              "and use that");
   }
   arrays_.reload_masters();
-  const FlatLayout& layout = arrays_.layout;
+  const FlatLayout& layout = arrays_.layout.flat();
   send_stale();
   std::vector<Tensor> out;
   size_t from = 0, to = 0;  // held and not waited for yet
@@ -140,7 +140,7 @@ void Weights::drop_pass() noexcept {
 Tensor Weights::view(nn::ParamId id) const {
   DS_CHECK(arrays_.holds(id), Code::kUnsupported, "other ranks hold ", parameters()[id].name,
            " (expert_parallel): there is no view of it here; read its values instead");
-  const FlatLayout& layout = arrays_.layout;
+  const FlatLayout& layout = arrays_.layout.flat();
   const Bucket& bucket = arrays_.bucket(id);
   if (layout.tiling(id) != nullptr || !arrays_.in_fp32(bucket)) {
     return arrays_.view(arrays_.weights().memory(), id);
@@ -179,7 +179,7 @@ void Weights::set_compute_type(DType type) {
 void Weights::gather_from(const OpContext& ctx, const ShareOptions& options) {
   std::vector<WeightRoute::Piece> pieces;
   std::vector<std::string> names;
-  const FlatLayout& layout = arrays_.layout;
+  const FlatLayout& layout = arrays_.layout.flat();
   for (const Bucket& bucket : layout.buckets()) {
     pieces.push_back(piece(bucket));
     names.push_back(str_cat("weights of ", parameters()[layout.order()[bucket.first]].name));
@@ -212,7 +212,7 @@ void Weights::follow_masters(const OpContext& ctx) {
     if (flat.model.compact == flat.masters.compact) {
       ops::copy_array(ctx, flat.masters, 0, flat.model, 0, flat.model.elements());
     } else {
-      for (const Bucket& bucket : arrays_.layout.buckets()) copy_masters(ctx, bucket);
+      for (const Bucket& bucket : arrays_.layout.flat().buckets()) copy_masters(ctx, bucket);
     }
   }
   fp32_.write_all(ctx, true);
@@ -245,7 +245,7 @@ void Weights::follow_master(const OpContext& ctx, nn::ParamId id, const Tensor& 
       ops::cast(ctx, value, weight);
     }
   } else {
-    const OwnedPart part = arrays_.layout.part(id);
+    const OwnedPart part = arrays_.layout.flat().part(id);
     // Split masters were written together with the weights.
     if (!arrays_.flat.low_halves) {
       ops::write_array(ctx,
@@ -262,7 +262,7 @@ void Weights::follow_master(const OpContext& ctx, nn::ParamId id, const Tensor& 
 // comes from the value too.
 void Weights::follow_host_master(const OpContext& ctx, nn::ParamId id, const Tensor& value) {
   const optim::FlatTensor& weights = arrays_.weights();
-  if (weights.compact || arrays_.layout.world() == 1) {
+  if (weights.compact || arrays_.layout.flat().world(arrays_.bucket(id)) == 1) {
     arrays_.send_weights(id);
     if (gatherer_) gatherer_->pieces_changed(true);
     return;
@@ -286,7 +286,7 @@ void Weights::follow_owned_master(const OpContext& ctx, nn::ParamId id) {
   if (arrays_.in_fp32(bucket)) fp32_.write(ctx, bucket);
   if (gatherer_) {
     gatherer_->pieces_changed(true);
-  } else if (arrays_.shared() && arrays_.stage > 0) {
+  } else if (arrays_.shared() && arrays_.layout.stage() > 0) {
     arrays_.ranks(bucket)
         ->all_gather(whole_bucket(bucket), piece(bucket).map().data(),
                      {.label = parameters()[id].name})
@@ -298,9 +298,9 @@ void Weights::follow_owned_master(const OpContext& ctx, nn::ParamId id) {
 // After an update every rank has new values of its pieces.
 void Weights::gather(bool frozen_too) {
   if (gatherer_) return gatherer_->pieces_changed(frozen_too);
-  if (arrays_.stage == 0) return;
+  if (arrays_.layout.stage() == 0) return;
   std::vector<WorkPtr> works;
-  for (const Bucket& bucket : arrays_.layout.buckets()) {
+  for (const Bucket& bucket : arrays_.layout.flat().buckets()) {
     if (!bucket.trainable && !frozen_too) continue;
     works.push_back(arrays_.ranks(bucket)->all_gather(
         whole_bucket(bucket), piece(bucket).map().data(), {.label = "weights"}));

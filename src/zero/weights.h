@@ -24,7 +24,9 @@ class Weights : public nn::ParameterReader {
   const nn::ParameterSet& parameters() const override { return arrays_.parameters; }
   Tensor acquire(nn::ParamId id) override;
   void release(nn::ParamId id) noexcept override;
-  const nn::Tiling* tiling(nn::ParamId id) const override { return arrays_.layout.tiling(id); }
+  const nn::Tiling* tiling(nn::ParamId id) const override {
+    return arrays_.layout.flat().tiling(id);
+  }
   Tensor acquire_tile(nn::ParamId id, int64_t tile) override;
   void release_tile(nn::ParamId id, int64_t tile) noexcept override;
   DType compute_type() const override { return compute_type_; }
@@ -69,7 +71,7 @@ class Weights : public nn::ParameterReader {
   Tensor current_value(nn::ParamId id) const;
   // It is computed with its master, which is written as one.
   bool computes_with_master(nn::ParamId id) const;
-  bool whole() const { return !arrays_.weights().compact && !lost_ && !arrays_.shares_experts(); }
+  bool whole() const { return !arrays_.weights().compact && !lost_ && !arrays_.layout.in_parts(); }
 
   // When ranks part, pieces of weights are of no use; check_not_lost throws kState from then on.
   void lose() { lost_ = true; }
@@ -81,7 +83,7 @@ class Weights : public nn::ParameterReader {
 
  private:
   size_t tile_bucket(nn::ParamId id, int64_t tile) const {
-    return arrays_.layout.bucket_of(id) + static_cast<size_t>(tile);
+    return arrays_.layout.flat().bucket_of(id) + static_cast<size_t>(tile);
   }
   Tensor whole_of_tiles(nn::ParamId id);
   Tensor whole_bucket(const Bucket& bucket) const;  // where the ranks' pieces of it come together

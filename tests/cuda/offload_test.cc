@@ -374,7 +374,7 @@ TEST_F(Offload, TheGpuHoldsWeightsAndBucketsAlone) {
   const Json config = with(base_config(), with(kBf16, {{"gradient_accumulation_steps", 2}}));
   const auto engine = offload_engine(offloaded(config));
   engine->train_batch();
-  const zero::FlatLayout& layout = train_state(*engine->model()).layout();
+  const zero::FlatLayout& layout = train_state(*engine->model()).layout().flat();
   const Device& gpu = *engine->model()->device();
   int64_t largest = 0;
   for (const zero::Bucket& bucket : layout.buckets()) {

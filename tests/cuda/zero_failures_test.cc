@@ -122,7 +122,7 @@ TEST_F(GpuZeroFailures, ARankThatStopsIsNamed) {
         stage,
         [](Engine& engine, int rank, int step) {
           if (rank != 1 || step != 1) return;
-          const Communicator& comm = *train_state(*engine.model()).arrays().groups.all.comm;
+          const Communicator& comm = *train_state(*engine.model()).arrays().all_ranks().comm;
           for (int i = 0; i < 400 && comm.state() == Communicator::State::kActive; ++i) {
             std::this_thread::sleep_for(50ms);
           }

@@ -19,10 +19,13 @@ using testing::test_seed;
 class CutPeers : public ShardGroup {
  public:
   CutPeers(int rank, int size, std::vector<std::vector<int64_t>> cuts)
-      : rank_(rank), size_(size), cuts_(std::move(cuts)) {}
+      : rank_(rank), size_(size), cuts_(std::move(cuts)), tensors_(cuts_.size()) {
+    std::iota(tensors_.begin(), tensors_.end(), size_t{0});
+  }
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  std::span<const size_t> tensors() const override { return tensors_; }
   OwnedRange part(size_t tensor, int rank) const override {
     const auto i = static_cast<size_t>(rank);
     return {cuts_[tensor][i], cuts_[tensor][i + 1]};
@@ -36,6 +39,7 @@ class CutPeers : public ShardGroup {
  private:
   const int rank_, size_;
   const std::vector<std::vector<int64_t>> cuts_;
+  std::vector<size_t> tensors_;
 };
 
 // Everything on rank 0.

@@ -2,6 +2,7 @@
 #include <barrier>
 #include <functional>
 #include <mutex>
+#include <numeric>
 #include <thread>
 
 #include "base/exact_sum.h"
@@ -296,10 +297,13 @@ class ThreadPeers : public ShardGroup {
     std::mutex mutex;
   };
   ThreadPeers(int rank, std::vector<std::vector<TensorPlace>> places, Shared& shared)
-      : rank_(rank), places_(std::move(places)), shared_(shared) {}
+      : rank_(rank), places_(std::move(places)), tensors_(places_.front().size()), shared_(shared) {
+    std::iota(tensors_.begin(), tensors_.end(), size_t{0});
+  }
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(std::ssize(places_)); }
+  std::span<const size_t> tensors() const override { return tensors_; }
   OwnedRange part(size_t tensor, int rank) const override {
     const TensorPlace& place = places_[static_cast<size_t>(rank)][tensor];
     return {place.first, place.first + place.end - place.begin};
@@ -324,6 +328,7 @@ class ThreadPeers : public ShardGroup {
  private:
   const int rank_;
   const std::vector<std::vector<TensorPlace>> places_;
+  std::vector<size_t> tensors_;
   Shared& shared_;
 };
 
@@ -353,7 +358,7 @@ TEST(Storage, LambSharesNormsOfCutTensorsAlone) {
   for (size_t rank = 0; rank < places.size(); ++rank) {
     shard_group.push_back(std::make_shared<ThreadPeers>(static_cast<int>(rank), places, shared));
     owners.push_back(
-        make_optimizer(config, places[rank], together.ctx().device, shard_group.back()));
+        make_optimizer(config, places[rank], together.ctx().device, {shard_group.back()}));
   }
   size_t cut = 0;
   for (size_t i = 0; i < whole.size(); ++i) cut += is_cut(*shard_group[0], i) ? 1 : 0;

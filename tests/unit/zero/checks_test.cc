@@ -98,7 +98,7 @@ TEST(SanityChecks, SeeEveryStage) {
       const OpContext ctx{engine->model()->device(), &pool};
       zero::TrainState& state = train_state(*engine->model());
       const nn::ParamId id = state.parameters().find("h.1.mlp.c_fc.weight");
-      const zero::OwnedPart part = state.layout().part(id);
+      const zero::OwnedPart part = state.layout().flat().part(id);
       const bool owns = part.count > 0;
       const optim::FlatTensor& model = state.arrays().flat.model;
       if (comm->rank() == 2 && owns) {

@@ -9,8 +9,8 @@
 #include "../mesh/thread_mesh.h"
 #include "attached_state.h"
 #include "engine/share_options.h"
-#include "zero/gradient_reducer.h"
-#include "zero/layout.h"
+#include "zero/gradient_values.h"
+#include "zero/train_state.h"
 #include "zero_world.h"
 
 namespace ds::zero {
@@ -80,7 +80,7 @@ TEST(GradientDomains, OneRankAnswersForEachElement) {
     }
     LayoutPolicy policy;
     policy.stage = static_cast<int>(random() % 4);
-    policy.sharing.bucket_elements = one_to(300);
+    policy.bucket_elements = one_to(300);
     std::vector<std::vector<int>> seen;
     for (nn::ParamId id = 0; id < parameters.size(); ++id) {
       seen.emplace_back(static_cast<size_t>(parameters[id].shape.elements()), 0);
@@ -89,18 +89,22 @@ TEST(GradientDomains, OneRankAnswersForEachElement) {
       const Layout layout(parameters, mesh, rank, policy, stages);
       int64_t weights = 0;
       for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+        const ShardSpec spec =
+            nn::shard_spec(parameters[id], mesh, rank, stages[static_cast<size_t>(id)]);
         for (const OwnedPart& part : layout.primary(id)) {
-          mark(layout.spec(id), part.first, part.count, seen[static_cast<size_t>(id)]);
+          mark(spec, part.first, part.count, seen[static_cast<size_t>(id)]);
         }
-        weights += layout.spec(id).local.elements();
+        weights += spec.local.elements();
+        EXPECT_EQ(layout.flat().shape(id), spec.local);
       }
       // Whole buckets are padded; whatever is held is at least the rank's part.
       if (policy.stage < 3) {
         EXPECT_GE(layout.held(StateRole::kWeights), weights);
       }
-      for (const GradientDomain& domain : layout.domains()) {
+      for (size_t i = 0; i < layout.domains().size(); ++i) {
+        const GradientDomain& domain = layout.domains()[i];
         EXPECT_EQ(domain.ranks, mesh.size(domain.group));
-        EXPECT_EQ(domain.flat.world(), policy.stage == 0 ? 1 : domain.ranks);
+        EXPECT_EQ(layout.flat().world(static_cast<int>(i)), policy.stage == 0 ? 1 : domain.ranks);
       }
     }
     for (size_t id = 0; id < seen.size(); ++id) {
@@ -116,14 +120,15 @@ TEST(GradientDomains, OfOneProcessAreTheFlatSpace) {
     p.trainable = i != 2;
     parameters.add(p);
   }
-  const Layout layout(parameters, MeshShape(), 0, {});
+  const Layout layout(parameters);
   const FlatLayout plain(parameters);
   ASSERT_EQ(layout.domains().size(), 1u);
   EXPECT_EQ(layout.held(StateRole::kWeights), plain.elements());
   EXPECT_EQ(layout.held(StateRole::kGradients), plain.trainable_elements());
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
-    EXPECT_EQ(layout.place(id).id, id);
-    EXPECT_EQ(layout.domains()[0].flat.range(id).begin, plain.range(id).begin);
+    EXPECT_EQ(layout.domain(id), 0);
+    EXPECT_FALSE(layout.in_parts(id));
+    EXPECT_EQ(layout.flat().range(id).begin, plain.range(id).begin);
     ASSERT_EQ(layout.primary(id).size(), 1u);
     EXPECT_EQ(layout.primary(id)[0].count, parameters[id].shape.elements());
   }
@@ -139,7 +144,7 @@ TEST(GradientDomains, MicsKeepsACopyInEveryShardOfAGroup) {
   for (int rank = 0; rank < 4; ++rank) {
     const Layout layout(parameters, mesh, rank, policy);
     EXPECT_EQ(layout.held(StateRole::kWeights), 320);
-    EXPECT_EQ(layout.domains()[0].flat.part(0).first, rank % 2 * 320);
+    EXPECT_EQ(layout.flat().part(0).first, rank % 2 * 320);
     const std::vector<OwnedPart> parts = layout.primary(0);
     EXPECT_EQ(parts.empty() ? 0 : parts[0].count, rank < 2 ? 320 : 0);
   }
@@ -166,19 +171,15 @@ TEST_P(LayoutsOfRuns, AreThoseOfTheirPolicy) {
       config, {{"zero_optimization", parse_json(GetParam(), "test", Code::kConfig)}});
   zero_test::run_ranks(job.world, [&](const std::shared_ptr<Communicator>& comm) {
     const auto engine = zero_test::make_rank_engine(job, comm);
-    const FlatLayout& run = train_state(*engine->model()).layout();
+    const FlatLayout& run = train_state(*engine->model()).layout().flat();
     const nn::ParameterSet& parameters = engine->model()->parameters();
     const ShareOptions options = share_options(engine->config());
-    LayoutPolicy policy;
-    policy.stage = options.stage;
-    policy.shard = options.groups.shard;
-    const int shard = policy.shard > 0 ? policy.shard : comm->size();
-    policy.sharing = choose_sharing(parameters, options, {0, shard});
-    const Layout layout(parameters, MeshShape(comm->size(), {}), comm->rank(), policy);
+    const Layout layout(parameters, MeshShape(comm->size(), {}), comm->rank(),
+                        layout_policy(options));
     ASSERT_EQ(layout.domains().size(), 1u);
-    const FlatLayout& flat = layout.domains()[0].flat;
-    EXPECT_EQ(flat.rank(), run.rank());
-    EXPECT_EQ(flat.world(), run.world());
+    const FlatLayout& flat = layout.flat();
+    EXPECT_EQ(flat.rank(0), run.rank(0));
+    EXPECT_EQ(flat.world(0), run.world(0));
     ASSERT_EQ(flat.buckets().size(), run.buckets().size());
     for (size_t i = 0; i < run.buckets().size(); ++i) {
       EXPECT_EQ(flat.buckets()[i].range.begin, run.buckets()[i].range.begin);
@@ -187,7 +188,6 @@ TEST_P(LayoutsOfRuns, AreThoseOfTheirPolicy) {
       EXPECT_EQ(flat.buckets()[i].resident, run.buckets()[i].resident);
     }
     for (nn::ParamId id = 0; id < parameters.size(); ++id) {
-      EXPECT_EQ(layout.place(id).id, id);
       EXPECT_EQ(flat.part(id).first, run.part(id).first);
       EXPECT_EQ(flat.part(id).count, run.part(id).count);
       EXPECT_EQ(flat.part(id).owned, run.part(id).owned);
@@ -234,61 +234,45 @@ std::vector<int> holders(const nn::Parameter& p) {
 struct Reduced {
   std::mutex mutex;
   std::vector<std::vector<float>> gradients;  // by parameter; every element is taken once
-  double squares = 0;
+  std::vector<double> squares;                // as each rank has their sum
 };
 
-// One backward of a rank: gradients of both domains in the order of the parameters, last first.
-void backward(const Mesh& mesh, const nn::ParameterSet& parameters, int stage, Reduced& out) {
-  LayoutPolicy policy;
-  policy.stage = stage;
-  policy.sharing.bucket_elements = 64;
-  const Layout layout(parameters, mesh.shape(), mesh.rank(), policy);
-  ASSERT_EQ(layout.domains().size(), 2u);
+// One step of a rank, as an engine makes it: gradients of both domains in the order of the
+// parameters, last first, are reduced, and counted once in the norm.
+void step(const Mesh& mesh, const nn::ParameterSet& parameters, int stage, Reduced& out) {
   ThreadPool pool(1);
   const OpContext ctx{make_cpu_device(), &pool};
-  std::vector<std::vector<float>> kept;
-  for (const GradientDomain& domain : layout.domains()) {
-    kept.emplace_back(static_cast<size_t>(domain.flat.owned_elements()), 0.0f);
-  }
-  std::vector<std::unique_ptr<GradientReducer>> reducers;
-  for (size_t d = 0; d < layout.domains().size(); ++d) {
-    const GradientDomain& domain = layout.domains()[d];
-    GradientReducer::Options options;
-    options.whole = stage == 0;
-    options.op = ReduceOp::kSum;
-    const auto take = [&, d](const Bucket& bucket, const Tensor& sum) -> std::shared_ptr<Event> {
-      for (int64_t i = 0; i < sum.elements(); ++i) {
-        kept[d][static_cast<size_t>(bucket.owned + i)] =
-            sum.data<float>()[i] / static_cast<float>(layout.averaged_over());
-      }
-      return nullptr;
-    };
-    reducers.push_back(std::make_unique<GradientReducer>(ctx, domain.local, domain.flat,
-                                                         mesh.placed(domain.group), options, take));
-  }
+  TrainState state(parameters, ctx.device);
+  ShareOptions options;
+  options.stage = stage;
+  options.bucket_elements = 64;
+  state.share(ctx, mesh, options, DType::kFloat32, MasterForm::kFp32);
+  const Layout& layout = state.layout();
+  ASSERT_EQ(layout.domains().size(), 2u);
+  Gradients& gradients = state.gradients();
+  gradients.allocate(ctx, DType::kFloat32);
   for (nn::ParamId id = parameters.size(); id-- > 0;) {
-    const Layout::Place place = layout.place(id);
-    if (place.domain < 0) continue;
-    GradientReducer& reducer = *reducers[static_cast<size_t>(place.domain)];
-    const nn::GradientTarget target = reducer.target(place.id);
+    if (!layout.flat().holds(id)) continue;
+    const nn::GradientTarget target = gradients.gradient_target(id);
     for (int64_t i = 0; i < target.sum.elements(); ++i) {
       target.sum.data<float>()[i] = given(id, mesh.rank(), i);
     }
-    reducer.complete(place.id);
+    gradients.gradient_complete(id);
   }
-  for (const auto& reducer : reducers) reducer->finish();
+  state.finish_backward();
+  state.reduce(ctx);
+  const double squares = gradient_squares(ctx, gradients).value();
 
   const std::lock_guard lock(out.mutex);
+  out.squares.push_back(squares);
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
-    const size_t domain = static_cast<size_t>(std::max(layout.place(id).domain, 0));
     for (const OwnedPart& part : layout.primary(id)) {
+      const Tensor own = owned_gradient(ctx, gradients, id);
       for (int64_t i = 0; i < part.count; ++i) {
-        const float value = kept[domain][static_cast<size_t>(part.owned + i)];
-        const auto at = static_cast<size_t>(part.first + i);
-        float& element = out.gradients[static_cast<size_t>(id)][at];
+        float& element =
+            out.gradients[static_cast<size_t>(id)][static_cast<size_t>(part.first + i)];
         EXPECT_TRUE(std::isnan(element)) << "two ranks answer for an element of " << id;
-        element = value;
-        out.squares += double{value} * value;
+        element = own.data<float>()[i];
       }
     }
   }
@@ -303,7 +287,7 @@ TEST_P(TwoDomains, AreReducedOverTheirOwnRanksInOneStep) {
     reduced.gradients.emplace_back(static_cast<size_t>(parameters[id].shape.elements()), NAN);
   }
   mesh_test::run_mesh(4, {.expert = 2},
-                      [&](const Mesh& mesh) { backward(mesh, parameters, GetParam(), reduced); });
+                      [&](const Mesh& mesh) { step(mesh, parameters, GetParam(), reduced); });
   double squares = 0;
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     for (int64_t i = 0; i < parameters[id].shape.elements(); ++i) {
@@ -316,10 +300,11 @@ TEST_P(TwoDomains, AreReducedOverTheirOwnRanksInOneStep) {
           << parameters[id].name << " " << i;
     }
   }
-  EXPECT_EQ(reduced.squares, squares);  // sums of sixteenths of whole numbers: exact
+  // Sums of sixteenths of whole numbers: exact.
+  EXPECT_EQ(reduced.squares, std::vector<double>(4, squares));
 }
 
-INSTANTIATE_TEST_SUITE_P(Stages, TwoDomains, testing::Values(0, 2));
+INSTANTIATE_TEST_SUITE_P(Stages, TwoDomains, testing::Values(0, 1, 2, 3));
 
 }  // namespace
 }  // namespace ds::zero

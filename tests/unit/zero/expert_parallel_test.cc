@@ -11,16 +11,14 @@
 #include <tuple>
 
 #include "engine/combinations.h"
-#include "engine/expert_parallel.h"
 #include "engine/plan.h"
-#include "engine/share_options.h"
+#include "engine/plan_context.h"
 #include "expert_models.h"
 #include "infer/generate.h"
 #include "models/adapters.h"
 #include "models/lora.h"
 #include "models/weights.h"
 #include "unit/comm/processes.h"
-#include "zero/layout.h"
 
 namespace ds::zero_test {
 namespace {
@@ -30,6 +28,10 @@ using ::testing::HasSubstr;
 Json shared_by(int ranks) {
   return {{"expert_parallel", {{"enabled", true}, {"autoep_size", ranks}}}};
 }
+
+const Json kWholeTensorOptimizers[] = {
+    {{"type", "Lamb"}, {"params", {{"lr", 1e-2}, {"weight_decay", 0.01}}}},
+    {{"type", "Muon"}, {"params", {{"lr", 2e-2}}}}};
 
 class ExpertParallel : public ::testing::TestWithParam<ExpertModel> {
  protected:
@@ -53,6 +55,26 @@ TEST_P(ExpertParallel, EveryStageHasTheBitsOfStageZero) {
         SCOPED_TRACE(
             str_cat(ranks, " of ", world, " ranks, stage ", stage, ", ", dump_json(precision)));
         const Trained other = train(job(world, ranks, stage, precision));
+        EXPECT_TRUE(same_bits(other.weights, plain.weights));
+        EXPECT_EQ(other.losses, plain.losses);
+        EXPECT_EQ(other.norms, plain.norms);
+      }
+    }
+  }
+}
+
+// LAMB adds up the norms of a tensor, and Muon brings a matrix together, over the ranks that cut
+// it.
+TEST_P(ExpertParallel, OptimizersOfWholeTensorsHaveTheBitsOfStageZero) {
+  for (const Json& optimizer : kWholeTensorOptimizers) {
+    for (const auto& [world, ranks] : {std::pair{2, 2}, {4, 2}}) {
+      const Json more = {{"optimizer", optimizer}, {"zero_allow_untested_optimizer", true}};
+      const Trained plain = train(job(world, ranks, 0, more));
+      EXPECT_NE(plain.losses[2], plain.losses[0]);
+      for (const int stage : {1, 2, 3}) {
+        SCOPED_TRACE(
+            str_cat(ranks, " of ", world, " ranks, stage ", stage, ", ", dump_json(optimizer)));
+        const Trained other = train(job(world, ranks, stage, more));
         EXPECT_TRUE(same_bits(other.weights, plain.weights));
         EXPECT_EQ(other.losses, plain.losses);
         EXPECT_EQ(other.norms, plain.norms);
@@ -109,39 +131,29 @@ TEST_P(ExpertParallel, LayoutsAreThoseOfPlans) {
                        {{"stage3_tile_size", 100}, {"stage3_param_persistence_threshold", 40}}}});
     run_ranks(4, [&](const std::shared_ptr<Communicator>& comm) {
       const auto engine = make_rank_engine(shared, comm);
-      const zero::FlatLayout& run = train_state(*engine->model()).layout();
+      const zero::Layout& run = train_state(*engine->model()).layout();
       const nn::ParameterSet& parameters = engine->model()->parameters();
-      zero::ShareOptions options = share_options(engine->config());
-      const MeshShape mesh(4, mesh_sizes(engine->config(), 4));
-      place_experts(parameters, mesh, comm->rank(), options);
-      zero::LayoutPolicy policy;
-      policy.stage = stage;
-      policy.sharing = zero::choose_sharing(parameters, options, {0, 4});
-      const zero::Layout planned(parameters, mesh, comm->rank(), policy);
-      ASSERT_EQ(planned.domains().size(), 2u);
-      for (const bool experts : {false, true}) {
-        std::vector<zero::Bucket> buckets;
-        for (const zero::Bucket& bucket : run.buckets()) {
-          if (bucket.experts == experts) buckets.push_back(bucket);
-        }
-        const zero::FlatLayout& flat = planned.domains()[experts ? 1 : 0].flat;
-        ASSERT_EQ(flat.buckets().size(), buckets.size());
-        for (size_t i = 0; i < buckets.size(); ++i) {
-          EXPECT_EQ(flat.buckets()[i].piece, buckets[i].piece);
-          EXPECT_EQ(flat.buckets()[i].range.elements(), buckets[i].range.elements());
-          EXPECT_EQ(flat.buckets()[i].tile, buckets[i].tile);
-          EXPECT_EQ(flat.buckets()[i].resident, buckets[i].resident);
-          EXPECT_EQ(flat.world(), run.world(buckets[i]));
-          EXPECT_EQ(flat.rank(), run.rank(buckets[i]));
-        }
+      ASSERT_EQ(run.domains().size(), 2u);
+      EXPECT_EQ(run.flat().world(1), stage == 0 ? 1 : 4 / ranks);
+      EXPECT_EQ(run.domains()[1].rank, comm->rank() / ranks);
+      if (comm->rank() != 0) return;  // plans are of the first
+      const PlanContext plan(PlanModel::of_model(*engine->model()), engine->config(), 4, 4, false);
+      const zero::FlatLayout& flat = plan.flat();
+      ASSERT_EQ(flat.buckets().size(), run.flat().buckets().size());
+      for (size_t i = 0; i < flat.buckets().size(); ++i) {
+        const zero::Bucket &one = flat.buckets()[i], &other = run.flat().buckets()[i];
+        EXPECT_EQ(one.domain, other.domain);
+        EXPECT_EQ(one.piece, other.piece);
+        EXPECT_EQ(one.range.begin, other.range.begin);
+        EXPECT_EQ(one.range.end, other.range.end);
+        EXPECT_EQ(one.tile, other.tile);
+        EXPECT_EQ(one.resident, other.resident);
       }
       for (nn::ParamId id = 0; id < parameters.size(); ++id) {
-        const zero::Layout::Place place = planned.place(id);
-        EXPECT_EQ(run.holds(id), place.domain >= 0);
-        if (place.domain < 0) continue;
-        const zero::FlatLayout& flat = planned.domains()[static_cast<size_t>(place.domain)].flat;
-        EXPECT_EQ(flat.part(place.id).first, run.part(id).first);
-        EXPECT_EQ(flat.part(place.id).count, run.part(id).count);
+        EXPECT_EQ(flat.holds(id), run.flat().holds(id));
+        EXPECT_EQ(plan.layout->in_parts(id), parameters[id].expert >= 0);
+        EXPECT_EQ(flat.part(id).first, run.flat().part(id).first);
+        EXPECT_EQ(flat.part(id).count, run.flat().part(id).count);
       }
     });
   }
@@ -186,6 +198,28 @@ TEST(ExpertParallelLayouts, FiftyStepsAreThoseOfOneRank) {
     const Trained other = train(free_job(world, ranks, micro, accumulation, stage));
     for (size_t i = 0; i < whole.losses.size(); ++i) {
       EXPECT_NEAR(other.losses[i], whole.losses[i], 1e-5) << "step " << i;
+    }
+  }
+}
+
+// The direction of Muon moves little with what ranks' sums round, and LAMB's ratios less.
+TEST(ExpertParallelLayouts, OptimizersOfWholeTensorsTrainAsOneRank) {
+  for (const Json& optimizer : kWholeTensorOptimizers) {
+    const Json more = {{"optimizer", optimizer}};
+    Job alone = free_job(1, 1, 8, 1, 0, more);
+    alone.steps = 12;
+    const Trained whole = train(alone);
+    EXPECT_LT(whole.losses[11], whole.losses[0] - 0.1);
+    const int layouts[][4] = {{2, 2, 4, 1}, {4, 2, 2, 2}, {4, 2, 2, 3}};
+    for (const auto& [world, ranks, micro, stage] : layouts) {
+      SCOPED_TRACE(
+          str_cat(ranks, " of ", world, " ranks, stage ", stage, ", ", dump_json(optimizer)));
+      Job job = free_job(world, ranks, micro, 1, stage, more);
+      job.steps = 12;
+      const Trained other = train(job);
+      for (size_t i = 0; i < whole.losses.size(); ++i) {
+        EXPECT_NEAR(other.losses[i], whole.losses[i], 1e-4) << "step " << i;
+      }
     }
   }
 }
@@ -279,9 +313,11 @@ int64_t moved(const Json& plan, const char* collective, const char* key) {
 TEST(ExpertParallelTraffic, IsAsPlanned) {
   for (const int ranks : {2, 4}) {
     for (const int stage : {0, 1, 3}) {
-      for (const Json& precision : {Json::object(), Json{{"bf16", {{"enabled", true}}}}}) {
-        SCOPED_TRACE(str_cat(ranks, " of 4 ranks, stage ", stage, ", ", dump_json(precision)));
-        Job job = free_job(4, ranks, 2, 2, stage, precision);
+      for (const Json& more : {Json::object(), Json{{"bf16", {{"enabled", true}}}},
+                               Json{{"optimizer", kWholeTensorOptimizers[0]}},
+                               Json{{"optimizer", kWholeTensorOptimizers[1]}}}) {
+        SCOPED_TRACE(str_cat(ranks, " of 4 ranks, stage ", stage, ", ", dump_json(more)));
+        Job job = free_job(4, ranks, 2, 2, stage, more);
         job.config["zero_optimization"]["reduce_bucket_size"] = 3000;
         job.model = free_model({{"num_experts", 4}, {"moe_top_k", 4}});
         PlanOptions options;
@@ -424,20 +460,22 @@ std::map<std::string, std::vector<float>> state_of(Engine& engine) {
   return out;
 }
 
-TEST(ExpertParallelState, CheckpointsGoFromAnyPlaceToAnyOther) {
-  struct Place {
-    int world, ranks, stage;
-  };
-  const auto job_at = [](const Place& place) {
+struct Place {
+  int world, ranks, stage;
+};
+
+void check_checkpoints(const std::vector<Place>& places, const std::vector<Place>& other_places,
+                       const Json& more) {
+  const auto job_at = [&](const Place& place) {
     Job job;
     job.world = place.world;
     job.model = free_model();
     job.config = zero_config(place.stage, {{"reduce_bucket_size", 3000}},
-                             {{"train_micro_batch_size_per_gpu", 8 / place.world}});
+                             with(more, {{"train_micro_batch_size_per_gpu", 8 / place.world}}));
     if (place.ranks > 1) job.config.merge_patch(shared_by(place.ranks));
     return job;
   };
-  for (const Place& from : {Place{4, 4, 0}, Place{4, 4, 3}, Place{4, 2, 1}, Place{2, 1, 2}}) {
+  for (const Place& from : places) {
     const Folder folder;
     std::map<std::string, std::vector<float>> saved;
     double next = 0;
@@ -452,8 +490,7 @@ TEST(ExpertParallelState, CheckpointsGoFromAnyPlaceToAnyOther) {
       saved = std::move(state);
       next = loss;
     });
-    for (const Place& to : {Place{1, 1, 0}, Place{2, 2, 3}, Place{4, 2, 2}, Place{4, 4, 1},
-                            Place{8, 8, 1}, Place{8, 4, 3}, Place{4, 1, 3}}) {
+    for (const Place& to : other_places) {
       SCOPED_TRACE(str_cat("from ", from.ranks, " of ", from.world, " at stage ", from.stage,
                            " to ", to.ranks, " of ", to.world, " at stage ", to.stage));
       run_ranks(to.world, [&](const std::shared_ptr<Communicator>& comm) {
@@ -468,6 +505,19 @@ TEST(ExpertParallelState, CheckpointsGoFromAnyPlaceToAnyOther) {
         EXPECT_NEAR(engine.train_batch().loss, next, 1e-5);
       });
     }
+  }
+}
+
+TEST(ExpertParallelState, CheckpointsGoFromAnyPlaceToAnyOther) {
+  check_checkpoints({{4, 4, 0}, {4, 4, 3}, {4, 2, 1}, {2, 1, 2}},
+                    {{1, 1, 0}, {2, 2, 3}, {4, 2, 2}, {4, 4, 1}, {8, 8, 1}, {8, 4, 3}, {4, 1, 3}},
+                    Json::object());
+}
+
+TEST(ExpertParallelState, CheckpointsOfOptimizersOfWholeTensorsDoToo) {
+  for (const Json& optimizer : kWholeTensorOptimizers) {
+    check_checkpoints({{4, 2, 1}, {2, 2, 3}}, {{1, 1, 0}, {4, 2, 3}, {4, 4, 1}},
+                      {{"optimizer", optimizer}, {"zero_allow_untested_optimizer", true}});
   }
 }
 
@@ -767,9 +817,10 @@ TEST(ExpertParallelRefusals, NameWhatDoesNotFit) {
   EXPECT_THAT(why(Code::kConfig, 2, {{"expert_parallel", {{"enabled", true}, {"top_k", 4}}}}),
               HasSubstr("a router other than that of the model's config.json"));
   EXPECT_THAT(why(Code::kUnsupported, 2,
-                  with(shared_by(2), {{"optimizer", {{"type", "Lamb"}}},
-                                      {"zero_allow_untested_optimizer", true}})),
-              HasSubstr("whole tensors"));
+                  with(shared_by(2), {{"zero_optimization",
+                                       {{"zenflow", {{"topk_ratio", 0.1}}},
+                                        {"offload_optimizer", {{"device", "cpu"}}}}}})),
+              HasSubstr("all matrices of the model"));
   EXPECT_THAT(
       why(Code::kUnsupported, 2,
           with(shared_by(2), {{"zero_optimization", {{"stage", 3}, {"mics_shard_size", 1}}}})),

@@ -29,8 +29,9 @@ TEST(FlatLayout, EveryElementHasOneOwner) {
   for (int round = 0; round < 200; ++round) {
     SCOPED_TRACE("seed " + std::to_string(seed) + ", round " + std::to_string(round));
     const nn::ParameterSet parameters = random_parameters(random);
+    const int world = 1 + static_cast<int>(random() % 5);
     Sharing sharing;
-    sharing.world = 1 + static_cast<int>(random() % 5);
+    sharing.domains = {{0, world}};
     sharing.bucket_elements = 1 + static_cast<int64_t>(random() % 1000);
     if (random() % 2 != 0) {
       for (nn::ParamId id = 0; id < parameters.size(); ++id) {
@@ -41,7 +42,7 @@ TEST(FlatLayout, EveryElementHasOneOwner) {
     int64_t end = 0, owned = 0;
     for (const Bucket& bucket : layout.buckets()) {
       EXPECT_EQ(bucket.range.begin, end);
-      EXPECT_EQ(bucket.range.elements(), sharing.world * bucket.piece);
+      EXPECT_EQ(bucket.range.elements(), world * bucket.piece);
       EXPECT_EQ(bucket.piece % FlatLayout::kAlign, 0);
       EXPECT_EQ(bucket.owned, owned);
       end = bucket.range.end;
@@ -57,7 +58,7 @@ TEST(FlatLayout, EveryElementHasOneOwner) {
     EXPECT_EQ(owned, layout.owned_elements());
     for (nn::ParamId id = 0; id < parameters.size(); ++id) {
       int64_t next = 0;
-      for (int rank = 0; rank < sharing.world; ++rank) {
+      for (int rank = 0; rank < world; ++rank) {
         const OwnedPart part = layout.part(id, rank);
         if (part.count == 0) continue;
         EXPECT_EQ(part.first, next);
@@ -67,6 +68,62 @@ TEST(FlatLayout, EveryElementHasOneOwner) {
         next += part.count;
       }
       EXPECT_EQ(next, parameters[id].shape.elements());
+    }
+  }
+}
+
+// Buckets of a domain follow each other, each cut among the domain's own ranks; what other ranks
+// hold has no place.
+TEST(FlatLayout, BucketsAreOfOneDomain) {
+  const uint64_t seed = std::random_device()();
+  std::mt19937_64 random(seed);
+  for (int round = 0; round < 200; ++round) {
+    SCOPED_TRACE("seed " + std::to_string(seed) + ", round " + std::to_string(round));
+    const nn::ParameterSet parameters = random_parameters(random);
+    const int domains = 1 + static_cast<int>(random() % 4);
+    Sharing sharing;
+    sharing.domains.clear();
+    for (int i = 0; i < domains; ++i) {
+      const int world = 1 + static_cast<int>(random() % 4);
+      sharing.domains.push_back({static_cast<int>(random() % static_cast<uint64_t>(world)), world});
+    }
+    for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+      sharing.domain.push_back(static_cast<int>(random() % static_cast<uint64_t>(domains + 1)) - 1);
+    }
+    sharing.bucket_elements = 1 + static_cast<int64_t>(random() % 1000);
+    const FlatLayout layout(parameters, sharing);
+    int64_t end = 0, owned = 0;
+    int last = 0;
+    bool trainable = true;
+    for (const Bucket& bucket : layout.buckets()) {
+      EXPECT_EQ(bucket.range.begin, end);
+      EXPECT_EQ(bucket.owned, owned);
+      EXPECT_EQ(layout.world(bucket), sharing.domains[static_cast<size_t>(bucket.domain)].world);
+      EXPECT_EQ(bucket.range.elements(), layout.world(bucket) * bucket.piece);
+      end = bucket.range.end;
+      owned += bucket.piece;
+      if (trainable != bucket.trainable) last = 0;
+      trainable = bucket.trainable;
+      EXPECT_GE(bucket.domain, last);
+      last = bucket.domain;
+      for (size_t i = bucket.first; i < bucket.last; ++i) {
+        EXPECT_EQ(sharing.domain[static_cast<size_t>(layout.order()[i])], bucket.domain);
+      }
+    }
+    EXPECT_EQ(owned, layout.owned_elements());
+    for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+      const int domain = sharing.domain[static_cast<size_t>(id)];
+      EXPECT_EQ(layout.holds(id), domain != Sharing::kAbsent);
+      if (domain == Sharing::kAbsent) {
+        EXPECT_EQ(layout.part(id).count, 0);
+        continue;
+      }
+      int64_t elements = 0;
+      for (int rank = 0; rank < layout.world(domain); ++rank) {
+        elements += layout.part(id, rank).count;
+      }
+      EXPECT_EQ(elements, parameters[id].shape.elements());
+      EXPECT_EQ(layout.part(id).first, layout.part(id, layout.rank(domain)).first);
     }
   }
 }

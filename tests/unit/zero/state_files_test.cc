@@ -126,7 +126,7 @@ TEST(StateFiles, MemoryIsForWeightsAndForWhatIsOnItsWay) {
   auto engine = make_rank_engine(stored, nullptr);
   engine->train_batch();
   const MemoryAccount& account = engine->model()->device()->account();
-  const int64_t elements = train_state(*engine->model()).layout().elements();
+  const int64_t elements = train_state(*engine->model()).layout().flat().elements();
   EXPECT_LE(account.now(MemoryTag::kParameters), 2 * elements);
   EXPECT_EQ(account.now(MemoryTag::kGradients), 0);
   EXPECT_EQ(account.now(MemoryTag::kOptimizer), 0);
@@ -138,7 +138,7 @@ TEST(StateFiles, RatioBoundsTheMemoryOfState) {
   auto engine = make_rank_engine(stored, nullptr);
   engine->train_batch();
   const MemoryAccount& account = engine->model()->device()->account();
-  const int64_t elements = train_state(*engine->model()).layout().elements();
+  const int64_t elements = train_state(*engine->model()).layout().flat().elements();
   const int64_t half = elements / 2 / kernels::kUpdateChunk * kernels::kUpdateChunk;
   ASSERT_GT(half, 0);
   EXPECT_EQ(account.now(MemoryTag::kParameters), 2 * elements + 4 * half);

@@ -20,7 +20,8 @@ TEST(TiledLayout, RanksOwnRowsThatFollowEachOther) {
     SCOPED_TRACE(str_cat("seed ", seed, ", round ", round));
     nn::ParameterSet parameters;
     zero::Sharing sharing;
-    sharing.world = 1 + static_cast<int>(below(5));
+    const int world = 1 + static_cast<int>(below(5));
+    sharing.domains = {{0, world}};
     sharing.bucket_elements = 1 + below(4000);
     sharing.tile_elements = 1 + below(3000);
     for (int64_t i = 0; i < 1 + below(12); ++i) {
@@ -58,7 +59,7 @@ TEST(TiledLayout, RanksOwnRowsThatFollowEachOther) {
         EXPECT_EQ(bucket.piece, tiling->rows(tile) * shape[1]);
         EXPECT_LE(plain.range(id).begin, bucket.range.begin);
         EXPECT_GE(plain.range(id).end, bucket.range.end);
-        for (int rank = 0; rank < sharing.world; ++rank) {
+        for (int rank = 0; rank < world; ++rank) {
           const zero::OwnedPart part = plain.part(id, rank);
           const Tiling::Rows rows = tiling->rows_of(shape[0], rank, tile);
           EXPECT_LE(rows.count, tiling->rows(tile));

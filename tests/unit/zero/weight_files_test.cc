@@ -202,7 +202,7 @@ TEST(WeightFiles, MemoryIsForWhatIsUsed) {
   auto engine = make_rank_engine(stored, nullptr);
   const MemoryAccount& account = engine->model()->device()->account();
   engine->train_batch();
-  const int64_t elements = train_state(*engine->model()).layout().elements();
+  const int64_t elements = train_state(*engine->model()).layout().flat().elements();
   EXPECT_EQ(account.now(MemoryTag::kParameters), 0);
   EXPECT_EQ(account.now(MemoryTag::kGradients), 0);
   EXPECT_EQ(account.now(MemoryTag::kOptimizer), 0);
