@@ -10,8 +10,7 @@
 #include "capi/fence.h"
 #include "capi/host_call.h"
 #include "capi/json_args.h"
-#include "nn/router_record.h"
-#include "ops/elementwise.h"
+#include "nn/gate.h"
 #include "ops/gate.h"
 #include "ops/routes.h"
 
@@ -30,16 +29,11 @@ std::string one_of(const JsonArguments& given, const char* key, const char* fall
   return text;
 }
 
-// The options document of a gate.
+// The options document of a gate, whose losses are multiplied by 1.
 struct GateOptions {
-  ops::GateRule rule;
-  double capacity_factor = 0;  // 0: experts take all that come
-  int64_t min_capacity = 4;
-  std::string drop;
-  bool sample_first = false, sample_others = false;
+  nn::Gate gate;
   RandomStream random;
   int64_t first_token = 0;
-  int64_t balance_choices = 1;
 
   GateOptions(const char* json, int64_t experts);
   // The numbers of one kind of choice; each token has its own.
@@ -59,6 +53,7 @@ GateOptions::GateOptions(const char* json, int64_t experts) {
        "sample", "seed", "first_token", "balance_choices"});
   const bool sigmoid =
       one_of(given, "score_function", "softmax", {"softmax", "sigmoid"}) == "sigmoid";
+  ops::GateRule& rule = gate.rule;
   rule.scores = sigmoid ? ops::GateScores::kSigmoid : ops::GateScores::kSoftmax;
   rule.choices = given.integer("top_k", 1, 1, INT32_MAX);
   rule.normalise = given.flag("route_norm", false);
@@ -68,18 +63,29 @@ GateOptions::GateOptions(const char* json, int64_t experts) {
   rule.kept_groups = given.integer("num_limited_groups", rule.groups, 1, INT32_MAX);
   rule.group_best = one_of(given, "group_score", "max", {"max", "top2"}) == "max" ? 1 : 2;
   ops::check_gate_rule(rule, experts);
-  capacity_factor = given.number("capacity_factor", 0, 0, kMostFactor);
-  if (given.has("capacity_factor") && capacity_factor == 0) {
+  gate.capacity_factor = given.number("capacity_factor", 0, 0, kMostFactor);
+  if (given.has("capacity_factor") && gate.capacity_factor == 0) {
     given.refuse("capacity_factor", "must be above 0; without it experts take all that come");
   }
-  min_capacity = given.integer("min_capacity", 4, 0, INT32_MAX);
-  drop = one_of(given, "drop_policy", "probs", {"probs", "position", "first_choices", "random"});
+  gate.min_capacity = given.integer("min_capacity", 4, 0, INT32_MAX);
+  const std::string drop =
+      one_of(given, "drop_policy", "probs", {"probs", "position", "first_choices", "random"});
+  gate.first_choices_first = drop == "first_choices";
+  if (gate.capacity_factor > 0) {
+    gate.drop = drop == "probs"    ? nn::DropPolicy::kProbability
+                : drop == "random" ? nn::DropPolicy::kRandom
+                                   : nn::DropPolicy::kPosition;
+  }
   const std::string sample = one_of(given, "sample", "none", {"none", "first", "others", "all"});
-  sample_first = sample == "first" || sample == "all";
-  sample_others = sample == "others" || sample == "all";
+  gate.sample_first = sample == "first" || sample == "all";
+  gate.sample_others = sample == "others" || sample == "all";
   random.seed = static_cast<uint64_t>(given.integer("seed", 0, 0, INT64_MAX));
   first_token = given.integer("first_token", 0, 0, UINT32_MAX);
-  balance_choices = given.integer("balance_choices", rule.choices, 1, rule.choices);
+  gate.losses = {.balance = 1,
+                 .pooled = false,
+                 .counted_choices = given.integer("balance_choices", rule.choices, 1, rule.choices),
+                 .per_choice = true,
+                 .z = 1};
 }
 
 const Tensor& logits_tensor(const TensorObject& object) {
@@ -89,122 +95,42 @@ const Tensor& logits_tensor(const TensorObject& object) {
   return logits;
 }
 
-// One forward pass of a gate.
-class GateForward {
- public:
-  GateForward(const HostCall& call, const GateOptions& options, const Tensor& logits)
-      : call_(call), options_(options), logits_(logits) {
-    const int64_t tokens = logits.size(0), choices = options.rule.choices;
-    DS_CHECK(tokens <= kMostRoutes / choices, Code::kInvalidArgument, tokens, " tokens with ",
-             choices, " choices each are more than 2^31 - 1 routes");
-    scores = call.empty(DType::kFloat32, logits.shape());
-    ops::gate_scores(call.ctx(), options.rule.scores, logits, scores);
-    const auto ints = [&](const Shape& shape) { return call.empty(DType::kInt32, shape); };
-    routes = {ints({tokens, choices}), ints({logits.size(1) + 1}), ints({tokens * choices}),
-              ints({tokens, choices})};
-  }
-
-  void choose(const Tensor& bias) {
-    Tensor first = scores, others;
-    // What is drawn is drawn by logits, and compared by them with what is not.
-    if (options_.sample_first) first = drawn(0);
-    if (options_.sample_others) others = drawn(1);
-    if (!others && first.raw() != scores.raw()) others = scores;
-    ops::choose_experts(call_.ctx(), options_.rule, first, others, bias, Tensor(), routes.chosen);
-    ops::sort_routes(call_.ctx(), routes, options_.drop == "first_choices");
-  }
-
-  // Lets experts drop what they have no room for.
-  void limit() {
-    if (options_.capacity_factor == 0) return;
-    const double factor = options_.capacity_factor * static_cast<double>(options_.rule.choices);
-    const int64_t capacity =
-        ops::expert_capacity(routes.tokens(), routes.experts(), factor, options_.min_capacity);
-    Tensor key, places;
-    if (options_.drop == "probs") key = scores;
-    if (options_.drop == "random") {
-      key = call_.empty(DType::kFloat32, scores.shape());
-      ops::gate_noise(call_.ctx(), {ops::GateNoise::kUniform, options_.stream(2)}, Tensor(), key);
-    }
-    ops::limit_routes(call_.ctx(), routes, capacity,
-                      key ? ops::RoutePriority::kScore : ops::RoutePriority::kOrder, key, places);
-  }
-
-  // Loads go to row `row` of counts.
-  void count(Tensor& counts, int64_t row) const {
-    int64_t* const out = counts.data<int64_t>() + row * routes.experts();
-    for (int64_t e = 0; e < routes.experts(); ++e) out[e] = routes.begin(e + 1) - routes.begin(e);
-  }
-
-  Tensor scores;
-  ops::Routes routes;
-
- private:
-  // Logits to which random numbers are added, so that the largest is drawn from their softmax.
-  Tensor drawn(uint32_t kind) const {
-    Tensor out = call_.empty(DType::kFloat32, logits_.shape());
-    ops::gate_noise(call_.ctx(), {ops::GateNoise::kGumbel, options_.stream(kind)}, Tensor(), out);
-    ops::add(call_.ctx(), out, logits_, out);
-    return out;
-  }
-
-  const HostCall& call_;
-  const GateOptions& options_;
-  const Tensor& logits_;
-};
-
-// The losses of one gate, as those of a model with one layer of experts.
-nn::RouterRecord::Layer layer_of(const GateOptions& options, int64_t tokens) {
-  nn::RouterRecord::Layer layer;
-  layer.losses = {.balance = 1,
-                  .pooled = false,
-                  .counted_choices = options.balance_choices,
-                  .per_choice = true,
-                  .z = 1};
-  layer.tokens = static_cast<double>(tokens);
-  return layer;
+// Scores, and room for routes.
+nn::GateForward open_gate(const HostCall& call, const GateOptions& options, const Tensor& logits) {
+  const int64_t tokens = logits.size(0), choices = options.gate.rule.choices;
+  DS_CHECK(tokens <= kMostRoutes / choices, Code::kInvalidArgument, tokens, " tokens with ",
+           choices, " choices each are more than 2^31 - 1 routes");
+  return {call.ctx(), options.gate, logits,
+          [&](DType dtype, const Shape& shape) { return call.empty(dtype, shape); }};
 }
 
-// Counts what the losses count, into the last row of `counts`.
-void set_losses(const HostCall& call, const GateOptions& options, const GateForward& gate,
-                const Tensor& logits, Tensor& counts, Tensor& losses) {
-  const int64_t experts = logits.size(1);
-  Tensor probabilities = call.empty(DType::kFloat64, {experts});
-  Tensor counted = call.empty(DType::kFloat64, {experts});
-  ops::gate_sums(call.ctx(), options.rule.scores, gate.scores,
-                 {.chosen = gate.routes.chosen, .choices = options.balance_choices}, probabilities,
-                 counted);
-  const double* const routes = counted.data<double>();
-  std::transform(routes, routes + experts, counts.data<int64_t>() + 2 * experts,
-                 [](double n) { return static_cast<int64_t>(n); });
-  nn::RouterRecord::Layer layer = layer_of(options, logits.size(0));
-  layer.probabilities.assign(probabilities.data<double>(), probabilities.data<double>() + experts);
-  layer.routes.assign(routes, routes + experts);
-  layer.z_sum = ops::gate_z_sum(call.ctx(), logits, Tensor());
+void set_row(Tensor& counts, int64_t row, const std::vector<int64_t>& loads) {
+  std::ranges::copy(loads, counts.data<int64_t>() + row * std::ssize(loads));
+}
+
+// Counts who chose whom, and, into the last row of `counts`, what the losses count.
+void set_losses(nn::RouterRecord::Layer layer, Tensor& counts, Tensor& losses) {
+  set_row(counts, 0, layer.chosen);
+  std::ranges::transform(layer.routes, counts.data<int64_t>() + 2 * std::ssize(layer.routes),
+                         [](double n) { return static_cast<int64_t>(n); });
   nn::RouterRecord record;
   record.set(0, std::move(layer));
   losses.data<float>()[0] = static_cast<float>(record.balance_loss());
   losses.data<float>()[1] = static_cast<float>(record.z_loss());
 }
 
-// The gradient of the losses by what the gate's backward takes them by.
-void add_loss_gradients(const HostCall& call, const GateOptions& options, const Tensor& logits,
-                        const Tensor& counts, const Tensor& by_losses,
-                        ops::GateGradients& gradients) {
-  const int64_t experts = logits.size(1), tokens = logits.size(0);
-  if (!by_losses || tokens == 0) return;
-  const float balance = by_losses.data<float>()[0], z = by_losses.data<float>()[1];
-  gradients.z = static_cast<float>(double{z} / static_cast<double>(tokens));
-  if (balance == 0) return;
-  nn::RouterRecord::Layer layer = layer_of(options, tokens);
+// The losses of one gate, as those of a model with one layer of experts, by what their gradients
+// need.
+nn::RouterRecord record_of(const GateOptions& options, const Tensor& counts, int64_t tokens) {
+  const int64_t experts = counts.size(1);
   const int64_t* const counted = counts.data<int64_t>() + 2 * experts;
+  nn::RouterRecord::Layer layer;
+  layer.losses = options.gate.losses;
+  layer.tokens = static_cast<double>(tokens);
   layer.routes.assign(counted, counted + experts);
   nn::RouterRecord record;
   record.set(0, std::move(layer));
-  const std::vector<float> each = record.balance_gradient(0);
-  gradients.balance = call.empty(DType::kFloat32, {experts});
-  std::ranges::transform(each, gradients.balance.data<float>(),
-                         [&](float g) { return g * balance; });
+  return record;
 }
 
 void check_matrix(const Tensor& tensor, const char* name, const char* shape) {
@@ -279,16 +205,18 @@ ds_status ds_experts_gate(const ds_tensor* logits, const ds_tensor* bias, const 
     const GateOptions options(options_json, experts);
     check_maybe(*added, "bias", {experts});
     const HostCall call;
-    GateForward gate(call, options, x);
-    gate.choose(*added);
+    nn::GateForward gate = open_gate(call, options, x);
+    // Each token has numbers of its own.
+    const nn::GateDraws draws{[&](nn::GateDraws::Kind kind) { return options.stream(kind); },
+                              x.size(0)};
+    gate.choose(*added, draws);
     Tensor counts = call.empty(DType::kInt64, {3, experts});
     Tensor losses = call.empty(DType::kFloat32, {2});
-    gate.count(counts, 0);
-    set_losses(call, options, gate, x, counts, losses);
-    gate.limit();
-    gate.count(counts, 1);
+    set_losses(gate.sums(Tensor()), counts, losses);
+    gate.limit(draws);
+    set_row(counts, 1, gate.loads());
     Tensor weights = call.empty(DType::kFloat32, gate.routes.chosen.shape());
-    ops::route_weights(call.ctx(), options.rule, gate.scores, gate.routes.chosen, weights);
+    gate.weigh(weights);
     ReservedTensor first, second, third, fourth;
     chosen_out = first.give(gate.routes.chosen);
     weights_out = second.give(std::move(weights));
@@ -314,18 +242,22 @@ ds_status ds_experts_gate_backward(const ds_tensor* logits, const ds_tensor* cho
     const GateOptions options(options_json, experts);
     const Tensor& c = typed_tensor(*choices, "chosen", DType::kInt32);
     const Tensor& n = typed_tensor(*loads, "counts", DType::kInt64);
-    check_shape(c, "chosen", {x.size(0), options.rule.choices});
+    check_shape(c, "chosen", {x.size(0), options.gate.rule.choices});
     check_numbers(c, "chosen", -1, experts);
     check_shape(n, "counts", {3, experts});
     check_maybe(*by_weights, "weights_gradient", c.shape());
     check_maybe(*by_losses, "losses_gradient", {2});
     const HostCall call;
-    const GateForward gate(call, options, x);  // the scores again
+    const nn::GateForward gate = open_gate(call, options, x);  // the scores again
     ops::GateGradients gradients;
     gradients.dweights = *by_weights;
-    add_loss_gradients(call, options, x, n, *by_losses, gradients);
+    if (*by_losses && x.size(0) > 0) {
+      const float* const by = (*by_losses).data<float>();
+      nn::add_loss_gradients(call.ctx(), record_of(options, n, x.size(0)), 0, by[0], by[1],
+                             gradients);
+    }
     Tensor dx = call.empty(DType::kFloat32, x.shape());
-    ops::gate_backward(call.ctx(), options.rule, x, gate.scores, c, gradients, dx);
+    ops::gate_backward(call.ctx(), options.gate.rule, x, gate.scores, c, gradients, dx);
     out = publish_tensor(std::move(dx));
   });
 }

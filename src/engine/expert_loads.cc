@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "comm/message_memory.h"
 
 namespace ds {
 namespace {
@@ -44,9 +45,11 @@ void ExpertLoads::sum(const std::shared_ptr<Device>& host, const RankGroup& rank
                       int64_t experts) {
   // Passes and losses; of each layer its tokens, and by expert who chose it and who was dropped.
   const int64_t per_layer = 1 + 2 * experts;
-  const Tensor all = Tensor::zeros(host, DType::kFloat64, {shared_numbers(layers, experts)},
-                                   MemoryTag::kCommunication);
+  const Tensor all =
+      comm::message_memory(*ranks.comm, host, DType::kFloat64, {shared_numbers(layers, experts)},
+                           MemoryTag::kCommunication);
   double* const sums = all.data<double>();
+  std::fill_n(sums, all.elements(), 0.0);
   sums[0] = static_cast<double>(open_.passes);
   sums[1] = open_.balance_loss;
   sums[2] = open_.z_loss;

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "checkpoint/reader.h"
+#include "comm/message_memory.h"
 #include "engine/open_step.h"
 #include "engine/run_context.h"
 #include "engine/saved_json.h"
@@ -86,11 +87,14 @@ std::vector<StepShare> gather_step_shares(RunContext& run, OpenStep& open) {
   const auto own_place = static_cast<size_t>(run.mesh.rank(MeshGroup::kDataContext));
   out[own_place] = {open.losses.value(), open.tokens, open.losses.count()};
   if (run.gradient_ranks() == 1) return out;
-  const Tensor own = run.host_context().workspace(DType::kFloat64, {3});
+  const auto numbers = [&](int64_t n) {
+    return comm::message_memory(*run.gradient_group(), run.model->host(), DType::kFloat64, {n},
+                                MemoryTag::kWorkspace);
+  };
+  const Tensor own = numbers(3), all = numbers(int64_t{3} * run.gradient_ranks());
   own.data<double>()[0] = open.losses.value();
   own.data<double>()[1] = static_cast<double>(open.tokens);
   own.data<double>()[2] = static_cast<double>(open.losses.count());
-  const Tensor all = run.host_context().workspace(DType::kFloat64, {3 * run.gradient_ranks()});
   run.gradient_group()->all_gather(all, own, {.label = "open step", .blocking = true})->wait();
   for (size_t rank = 0; rank < out.size(); ++rank) {
     const double* const share = all.data<double>() + 3 * rank;

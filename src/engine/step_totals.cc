@@ -2,26 +2,26 @@
 
 #include <limits>
 
+#include "comm/message_memory.h"
 #include "engine/open_step.h"
-#include "engine/run_context.h"
 
 namespace ds {
 
-StepTotals exchange_totals(RunContext& run, OpenStep& open) {
-  if (run.gradient_ranks() == 1) {
+StepTotals exchange_totals(const std::shared_ptr<Device>& host, const RankGroup& ranks,
+                           OpenStep& open) {
+  if (ranks.size == 1) {
     return {0, open.losses.count(), open.tokens, open.own_micro_batches, open.own_samples};
   }
-  const Tensor totals = run.host_context().workspace(DType::kFloat64, {5});
+  const Tensor totals =
+      comm::message_memory(*ranks.comm, host, DType::kFloat64, {5}, MemoryTag::kWorkspace);
   double* const sum = totals.data<double>();
   sum[0] = open.losses.value();
   sum[1] = static_cast<double>(open.tokens);
   sum[2] = static_cast<double>(open.own_micro_batches);
   sum[3] = static_cast<double>(open.own_samples);
   sum[4] = static_cast<double>(open.losses.count());
-  run.gradient_group()
-      ->all_reduce(totals, ReduceOp::kSum, {.label = "loss", .blocking = true})
-      ->wait();
-  return {sum[0] / run.gradient_ranks(), static_cast<int64_t>(sum[4]), static_cast<int64_t>(sum[1]),
+  ranks->all_reduce(totals, ReduceOp::kSum, {.label = "loss", .blocking = true})->wait();
+  return {sum[0] / ranks.size, static_cast<int64_t>(sum[4]), static_cast<int64_t>(sum[1]),
           static_cast<int64_t>(sum[2]), static_cast<int64_t>(sum[3])};
 }
 

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+
+#include "mesh/mesh.h"
 
 namespace ds {
 
 struct OpenStep;
-struct RunContext;
 
 struct StepTotals {
   double loss_sum = 0;
@@ -17,7 +19,8 @@ struct StepTotals {
 };
 
 // Collective. The loss of a rank alone may not have come yet.
-StepTotals exchange_totals(RunContext& run, OpenStep& open);
+StepTotals exchange_totals(const std::shared_ptr<Device>& host, const RankGroup& ranks,
+                           OpenStep& open);
 
 // Some ranks had fewer micro batches than others.
 bool uneven(const StepTotals& totals, const OpenStep& open, int ranks);

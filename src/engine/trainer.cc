@@ -264,7 +264,8 @@ StepReport Trainer::apply_update() {
   const OpContext ctx = run_.context();
   check_all_have_gradients();
   end_group_on_io_error(run_.world(), [&] { run_.state->reduce(ctx); });
-  StepTotals totals = exchange_totals(run_, open_);
+  StepTotals totals =
+      exchange_totals(run_.model->host(), run_.mesh.placed(MeshGroup::kDataContext), open_);
   if (totals.batches == 0) return end_joining();
   observer_.metrics().sum_experts(run_.mesh);
   // The mean over the micro batches that there were.

@@ -112,10 +112,12 @@ Value float_linear(Tape& tape, const Value& x, const Projection& p) {
   return y;
 }
 
+MakeTensor activations_of(Tape& tape) {
+  return [&tape](DType dtype, const Shape& shape) { return tape.new_activation(dtype, shape); };
+}
+
 std::shared_ptr<Routes> empty_routes(Tape& tape, int64_t tokens, int64_t choices, int64_t experts) {
-  const auto ints = [&](const Shape& shape) { return tape.new_activation(DType::kInt32, shape); };
-  return std::make_shared<Routes>(Routes{ints({tokens, choices}), ints({experts + 1}),
-                                         ints({tokens * choices}), ints({tokens, choices})});
+  return std::make_shared<Routes>(make_routes(activations_of(tape), tokens, choices, experts));
 }
 
 // What a router's backward needs of its forward.
@@ -127,27 +129,15 @@ struct GatePass {
   Tensor counted;
 };
 
-// The gradients of the losses that a record keeps for the layer.
-ops::GateGradients loss_gradients(const Tape& tape, const GatePass& pass) {
-  ops::GateGradients gradients;
-  if (pass.record == nullptr) return gradients;
-  gradients.counted = pass.counted;
-  const RouterRecord::Layer& layer = pass.record->layers().at(static_cast<size_t>(pass.index));
-  if (layer.losses.z != 0 && layer.tokens > 0) {
-    gradients.z = static_cast<float>(double{layer.losses.z} / layer.tokens) * tape.loss_gradient();
-  }
-  const std::vector<float> balance = pass.record->balance_gradient(pass.index);
-  if (balance.empty()) return gradients;
-  gradients.balance = tape.ctx().workspace(DType::kFloat32, {std::ssize(balance)});
-  std::transform(balance.begin(), balance.end(), gradients.balance.data<float>(),
-                 [&](float g) { return g * tape.loss_gradient(); });
-  return gradients;
-}
-
 void record_gate(Tape& tape, const Value& logits, const Routed& routed, const GatePass& pass) {
   tape.record([in = logits.slot, routes = routed.routes, out = routed.weights.slot, pass](Tape& t) {
     if (!in) return;
-    ops::GateGradients gradients = loss_gradients(t, pass);
+    ops::GateGradients gradients;
+    if (pass.record != nullptr) {
+      gradients.counted = pass.counted;
+      add_loss_gradients(t.ctx(), *pass.record, pass.index, t.loss_gradient(), t.loss_gradient(),
+                         gradients);
+    }
     bool exclusive = false;
     if (*out) gradients.dweights = out->take(exclusive);
     if (!gradients.dweights && !gradients.balance && gradients.z == 0) return;
@@ -176,117 +166,54 @@ Routed route_to_all(Tape& tape, const Value& logits, ops::GateScores kind) {
   return routed;
 }
 
-// Logits to which random numbers are added, so that the largest is drawn from their softmax.
-Tensor sampled(Tape& tape, const Tensor& logits, int64_t samples) {
-  const OpContext& ctx = tape.ctx();
-  Tensor noisy = ctx.workspace(DType::kFloat32, logits.shape());
-  Tensor out = by_sample(noisy, samples);
-  ops::gate_noise(ctx, {ops::GateNoise::kGumbel, tape.next_stream()}, Tensor(), out);
-  ops::add(ctx, noisy, logits, noisy);
-  return noisy;
-}
-
-void choose(Tape& tape, const Router& router, const GatePass& pass, int64_t samples,
-            Tensor& chosen) {
-  const bool training = tape.training();
-  Tensor first = pass.scores, others;
-  // What is drawn is drawn by logits, and compared by them with what is not.
-  if (training && router.sample_first) first = sampled(tape, pass.logits, samples);
-  if (training && router.sample_others) others = sampled(tape, pass.logits, samples);
-  if (!others && first.raw() != pass.scores.raw()) others = pass.scores;
-  const ParameterGuard bias(tape.weights(), router.bias);
-  ops::choose_experts(tape.ctx(), router.rule, first, others, *bias, Tensor(), chosen);
-}
-
-// Lets each expert drop what it has no room for.
-void limit(Tape& tape, const Router& router, const GatePass& pass, int64_t samples,
-           Routes& routes) {
-  const OpContext& ctx = tape.ctx();
-  const double factor = tape.training() ? router.capacity_factor : router.eval_capacity_factor;
-  const int64_t capacity =
-      ops::expert_capacity(routes.tokens(), routes.experts(),
-                           factor * static_cast<double>(router.rule.choices), router.min_capacity);
-  Tensor key, places;
-  auto priority = ops::RoutePriority::kOrder;
-  // Evaluation gives up the last ones where training draws.
-  if (router.drop == DropPolicy::kProbability) key = pass.scores;
-  if (router.drop == DropPolicy::kRandom && tape.training()) {
-    key = ctx.workspace(DType::kFloat32, pass.scores.shape());
-    Tensor out = by_sample(key, samples);
-    ops::gate_noise(ctx, {ops::GateNoise::kUniform, tape.next_stream()}, Tensor(), out);
-  }
-  if (key) priority = ops::RoutePriority::kScore;
-  ops::limit_routes(ctx, routes, capacity, priority, key, places);
-}
-
-std::vector<int64_t> loads_of(const Routes& routes) {
-  std::vector<int64_t> loads;
-  for (int64_t e = 0; e < routes.experts(); ++e) {
-    loads.push_back(routes.begin(e + 1) - routes.begin(e));
-  }
-  return loads;
-}
-
-// The losses' sums; `routes` are those before any was dropped.
-RouterRecord::Layer sums_of(Tape& tape, const Router& router, const GatePass& pass,
-                            const Routes& routes) {
-  const OpContext& ctx = tape.ctx();
-  RouterRecord::Layer layer;
-  layer.losses = router.losses;
-  if (layer.losses.counted_choices == 0) layer.losses.counted_choices = router.rule.choices;
-  layer.chosen = loads_of(routes);
-  const int64_t experts = routes.experts(), tokens = routes.tokens();
-  layer.all_tokens = tokens;
-  layer.tokens = static_cast<double>(tokens);
-  if (pass.counted) {
-    const uint8_t* const counted = pass.counted.data<uint8_t>();
-    layer.tokens = static_cast<double>(tokens - std::count(counted, counted + tokens, 0));
-  }
-  Tensor probabilities = ctx.workspace(DType::kFloat64, {experts});
-  Tensor counts = ctx.workspace(DType::kFloat64, {experts});
-  ops::gate_sums(
-      ctx, router.rule.scores, pass.scores,
-      {.chosen = routes.chosen, .choices = layer.losses.counted_choices, .tokens = pass.counted},
-      probabilities, counts);
-  layer.probabilities.assign(probabilities.data<double>(), probabilities.data<double>() + experts);
-  layer.routes.assign(counts.data<double>(), counts.data<double>() + experts);
-  if (router.losses.z != 0) layer.z_sum = ops::gate_z_sum(ctx, pass.logits, pass.counted);
-  return layer;
+// Nothing is drawn in evaluation, which gives up the last tokens where training gives up any.
+Gate gate_of(const Router& router, bool training) {
+  Gate gate;
+  gate.rule = router.rule;
+  gate.losses = router.losses;
+  gate.drop = router.drop;
+  if (router.drop == DropPolicy::kRandom && !training) gate.drop = DropPolicy::kPosition;
+  gate.capacity_factor = training ? router.capacity_factor : router.eval_capacity_factor;
+  gate.min_capacity = router.min_capacity;
+  gate.first_choices_first = router.drop == DropPolicy::kPosition && router.first_choices_first;
+  gate.sample_first = training && router.sample_first;
+  gate.sample_others = training && router.sample_others;
+  return gate;
 }
 
 Routed route(Tape& tape, const Value& x, const Moe& layer, const MoePass& moe_pass,
              int64_t samples) {
   const Router& router = layer.router;
-  const OpContext& ctx = tape.ctx();
   Value seen = widened(tape, x);
   if (router.jitter > 0 && tape.training()) {
     seen = jittered(tape, seen, router.jitter, samples);
   }
   const Value logits = float_linear(tape, seen, {router.weight, kNoParam});
+  const GateDraws draws{[&tape](GateDraws::Kind) { return tape.next_stream(); }, samples};
+  GateForward gate(tape.ctx(), gate_of(router, tape.training()), logits.data, activations_of(tape));
   GatePass pass;
   pass.rule = router.rule;
   pass.logits = logits.data;
-  pass.scores = tape.new_activation(DType::kFloat32, logits.data.shape());
+  pass.scores = gate.scores;
   pass.record = moe_pass.record;
   pass.index = layer.index;
   if (moe_pass.counted) pass.counted = moe_pass.counted.view({logits.data.size(0)});
-  ops::gate_scores(ctx, router.rule.scores, logits.data, pass.scores);
-  const auto routes =
-      empty_routes(tape, logits.data.size(0), router.rule.choices, logits.data.size(1));
-  choose(tape, router, pass, samples, routes->chosen);
-  ops::sort_routes(ctx, *routes,
-                   router.drop == DropPolicy::kPosition && router.first_choices_first);
+  {
+    const ParameterGuard bias(tape.weights(), router.bias);
+    gate.choose(*bias, draws);
+  }
   std::optional<RouterRecord::Layer> sums;
-  if (pass.record != nullptr) sums = sums_of(tape, router, pass, *routes);
-  if (router.drop != DropPolicy::kNone) limit(tape, router, pass, samples, *routes);
+  if (pass.record != nullptr) sums = gate.sums(pass.counted);
+  gate.limit(draws);
   if (sums) {
-    sums->kept = loads_of(*routes);
+    sums->kept = gate.loads();
     pass.record->set(layer.index, std::move(*sums));
   }
-  const Routed routed{
-      routes, tape.make_value(tape.new_activation(DType::kFloat32, routes->chosen.shape()))};
-  Tensor weights = routed.weights.data;
-  ops::route_weights(ctx, router.rule, pass.scores, routes->chosen, weights);
+  const Value weights =
+      tape.make_value(tape.new_activation(DType::kFloat32, gate.routes.chosen.shape()));
+  Tensor numbers = weights.data;
+  gate.weigh(numbers);
+  const Routed routed{std::make_shared<const Routes>(std::move(gate.routes)), weights};
   record_gate(tape, logits, routed, pass);
   return routed;
 }

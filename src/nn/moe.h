@@ -5,9 +5,8 @@
 #include <vector>
 
 #include "mesh/mesh.h"
+#include "nn/gate.h"
 #include "nn/layers.h"
-#include "nn/router_record.h"
-#include "ops/gate.h"
 
 namespace ds::nn {
 
@@ -18,14 +17,6 @@ struct FeedForward {
   Projection down;
 };
 Value feed_forward(Tape& tape, const Value& x, const FeedForward& layer, ops::Activation kind);
-
-// Which tokens an expert gives up that more have chosen than it has room for.
-enum class DropPolicy {
-  kNone,         // it has room for all
-  kPosition,     // the last ones
-  kProbability,  // those with the lowest scores
-  kRandom,       // any
-};
 
 struct Router {
   ParamId weight = kNoParam;  // [experts, width]

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "comm/message_memory.h"
 #include "ops/elementwise.h"
 #include "ops/stored_array.h"
 #include "tensor/transfer.h"
@@ -12,9 +13,10 @@ namespace {
 // Whether all ranks make their weights from the same source.
 bool same_loaders(const OpContext& ctx, const nn::WeightLoader* loader, const RankGroup& ranks) {
   const auto own = static_cast<int64_t>(loader != nullptr ? loader->fingerprint() : 0);
-  const OpContext host{host_memory_of(ctx.device), ctx.pool};
-  const Tensor mine = host.workspace(DType::kInt64, {2});
-  const Tensor all = host.workspace(DType::kInt64, {int64_t{2} * ranks.size});
+  const auto numbers = [&](int64_t n) {
+    return comm::message_memory(*ranks.comm, ctx.device, DType::kInt64, {n}, MemoryTag::kWorkspace);
+  };
+  const Tensor mine = numbers(2), all = numbers(int64_t{2} * ranks.size);
   mine.data<int64_t>()[0] = loader != nullptr ? 1 : 0;
   mine.data<int64_t>()[1] = own;
   ranks->all_gather(all, mine, {.label = "sources of weights", .blocking = true})->wait();

@@ -5,6 +5,7 @@
 
 #include "base/checksum.h"
 #include "base/text.h"
+#include "comm/message_memory.h"
 #include "ops/stored_array.h"
 #include "tensor/transfer.h"
 
@@ -24,8 +25,11 @@ void check_alike(const OpContext& ctx, const StateArrays& arrays, const Weights&
   const OpContext host{host_memory_of(arrays.device), ctx.pool};
   const auto gather = [&](const std::vector<uint64_t>& own) {
     const auto count = static_cast<int64_t>(own.size());
-    const Tensor mine = host.workspace(DType::kInt64, {count});
-    const Tensor all = host.workspace(DType::kInt64, {count * ranks.size});
+    const auto numbers = [&](int64_t n) {
+      return comm::message_memory(*ranks.comm, host.device, DType::kInt64, {n},
+                                  MemoryTag::kWorkspace);
+    };
+    const Tensor mine = numbers(count), all = numbers(count * ranks.size);
     std::memcpy(mine.raw(), own.data(), own.size() * sizeof(uint64_t));
     ranks->all_gather(all, mine, {.label = "checksums of weights", .blocking = true})->wait();
     return std::vector<int64_t>(all.data<int64_t>(), all.data<int64_t>() + all.elements());

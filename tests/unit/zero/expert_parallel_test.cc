@@ -29,9 +29,12 @@ Json shared_by(int ranks) {
   return {{"expert_parallel", {{"enabled", true}, {"autoep_size", ranks}}}};
 }
 
-const Json kWholeTensorOptimizers[] = {
-    {{"type", "Lamb"}, {"params", {{"lr", 1e-2}, {"weight_decay", 0.01}}}},
-    {{"type", "Muon"}, {"params", {{"lr", 2e-2}}}}};
+// Configurations of optimizers that look at whole tensors.
+const Json kWholeTensors[] = {
+    {{"optimizer", {{"type", "Lamb"}, {"params", {{"lr", 1e-2}, {"weight_decay", 0.01}}}}},
+     {"zero_allow_untested_optimizer", true}},
+    {{"optimizer", {{"type", "Muon"}, {"params", {{"lr", 2e-2}}}}},
+     {"zero_optimization", {{"reduce_scatter", false}}}}};
 
 class ExpertParallel : public ::testing::TestWithParam<ExpertModel> {
  protected:
@@ -66,14 +69,12 @@ TEST_P(ExpertParallel, EveryStageHasTheBitsOfStageZero) {
 // LAMB adds up the norms of a tensor, and Muon brings a matrix together, over the ranks that cut
 // it.
 TEST_P(ExpertParallel, OptimizersOfWholeTensorsHaveTheBitsOfStageZero) {
-  for (const Json& optimizer : kWholeTensorOptimizers) {
+  for (const Json& more : kWholeTensors) {
     for (const auto& [world, ranks] : {std::pair{2, 2}, {4, 2}}) {
-      const Json more = {{"optimizer", optimizer}, {"zero_allow_untested_optimizer", true}};
       const Trained plain = train(job(world, ranks, 0, more));
       EXPECT_NE(plain.losses[2], plain.losses[0]);
       for (const int stage : {1, 2, 3}) {
-        SCOPED_TRACE(
-            str_cat(ranks, " of ", world, " ranks, stage ", stage, ", ", dump_json(optimizer)));
+        SCOPED_TRACE(str_cat(ranks, " of ", world, " ranks, stage ", stage, ", ", dump_json(more)));
         const Trained other = train(job(world, ranks, stage, more));
         EXPECT_TRUE(same_bits(other.weights, plain.weights));
         EXPECT_EQ(other.losses, plain.losses);
@@ -204,16 +205,14 @@ TEST(ExpertParallelLayouts, FiftyStepsAreThoseOfOneRank) {
 
 // The direction of Muon moves little with what ranks' sums round, and LAMB's ratios less.
 TEST(ExpertParallelLayouts, OptimizersOfWholeTensorsTrainAsOneRank) {
-  for (const Json& optimizer : kWholeTensorOptimizers) {
-    const Json more = {{"optimizer", optimizer}};
+  for (const Json& more : kWholeTensors) {
     Job alone = free_job(1, 1, 8, 1, 0, more);
     alone.steps = 12;
     const Trained whole = train(alone);
     EXPECT_LT(whole.losses[11], whole.losses[0] - 0.1);
     const int layouts[][4] = {{2, 2, 4, 1}, {4, 2, 2, 2}, {4, 2, 2, 3}};
     for (const auto& [world, ranks, micro, stage] : layouts) {
-      SCOPED_TRACE(
-          str_cat(ranks, " of ", world, " ranks, stage ", stage, ", ", dump_json(optimizer)));
+      SCOPED_TRACE(str_cat(ranks, " of ", world, " ranks, stage ", stage, ", ", dump_json(more)));
       Job job = free_job(world, ranks, micro, 1, stage, more);
       job.steps = 12;
       const Trained other = train(job);
@@ -314,8 +313,7 @@ TEST(ExpertParallelTraffic, IsAsPlanned) {
   for (const int ranks : {2, 4}) {
     for (const int stage : {0, 1, 3}) {
       for (const Json& more : {Json::object(), Json{{"bf16", {{"enabled", true}}}},
-                               Json{{"optimizer", kWholeTensorOptimizers[0]}},
-                               Json{{"optimizer", kWholeTensorOptimizers[1]}}}) {
+                               kWholeTensors[0], kWholeTensors[1]}) {
         SCOPED_TRACE(str_cat(ranks, " of 4 ranks, stage ", stage, ", ", dump_json(more)));
         Job job = free_job(4, ranks, 2, 2, stage, more);
         job.config["zero_optimization"]["reduce_bucket_size"] = 3000;
@@ -515,9 +513,8 @@ TEST(ExpertParallelState, CheckpointsGoFromAnyPlaceToAnyOther) {
 }
 
 TEST(ExpertParallelState, CheckpointsOfOptimizersOfWholeTensorsDoToo) {
-  for (const Json& optimizer : kWholeTensorOptimizers) {
-    check_checkpoints({{4, 2, 1}, {2, 2, 3}}, {{1, 1, 0}, {4, 2, 3}, {4, 4, 1}},
-                      {{"optimizer", optimizer}, {"zero_allow_untested_optimizer", true}});
+  for (const Json& more : kWholeTensors) {
+    check_checkpoints({{4, 2, 1}, {2, 2, 3}}, {{1, 1, 0}, {4, 2, 3}, {4, 4, 1}}, more);
   }
 }
 
