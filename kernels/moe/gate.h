@@ -1,12 +1,14 @@
 // Gates of a mixture of experts: from the logits of a router [tokens, experts] to the experts that
 // each token chooses and what their outputs weigh, and back. All numbers are fp32, whatever type
-// the model computes in.
+// the model computes in. A GPU chooses by the same comparisons as the CPU, and adds sums over
+// experts and tokens in an order of its own, the same in every run.
 #pragma once
 
 #include <cstdint>
 
 #include "base/philox.h"
 #include "base/thread_pool.h"
+#include "kernels/cuda/gpu_stream.h"
 
 namespace ds::kernels {
 
@@ -32,10 +34,13 @@ struct NoiseCall {
   float* out = nullptr;
 };
 void gate_noise(const NoiseCall& call, ThreadPool& pool);
+void gate_noise(const NoiseCall& call, const GpuStream& on);
 
 // scores = softmax or sigmoid of the logits; may be the logits' own memory.
 void gate_scores(GateScores kind, const float* logits, int64_t tokens, int64_t experts,
                  float* scores, ThreadPool& pool);
+void gate_scores(GateScores kind, const float* logits, int64_t tokens, int64_t experts,
+                 float* scores, const GpuStream& on);
 
 inline constexpr int64_t kMostExpertGroups = 64;
 
@@ -55,6 +60,7 @@ struct ExpertChoice {
 };
 // Needs choices <= kept_groups * (experts / groups).
 void choose_experts(const ExpertChoice& call, ThreadPool& pool);
+void choose_experts(const ExpertChoice& call, const GpuStream& on);
 
 // What the output of each chosen expert weighs: its score, and with `normalise` its share of the
 // scores that the token's routes have together (at least `floor`); times `scale`. 0 where a route
@@ -68,6 +74,7 @@ struct RouteWeights {
   float scale = 1;
 };
 void route_weights(const RouteWeights& call, float* weights, ThreadPool& pool);
+void route_weights(const RouteWeights& call, float* weights, const GpuStream& on);
 
 // Sums over the tokens that are counted of what balancing losses compare: each expert's probability
 // (with sigmoid scores its share of the token's scores), and how often it was chosen.
@@ -80,10 +87,32 @@ struct GateSums {
   const uint8_t* counted = nullptr;  // [tokens]: where 0, a token is left out; or null
   double* probabilities = nullptr;   // [experts]
   double* routes = nullptr;          // [experts]
+  double* all = nullptr;             // the number of tokens that are counted; or null
+  double* scratch = nullptr;         // see below
 };
 void gate_sums(const GateSums& call, ThreadPool& pool);
+void gate_sums(const GateSums& call, const GpuStream& on);
 // Sum over the tokens of the squared logarithm of the sum of e^logit (ST-MoE, arXiv:2202.08906).
-double gate_z_sum(const float* logits, const uint8_t* counted, int64_t tokens, int64_t experts);
+struct GateZSum {
+  int64_t tokens = 0, experts = 0;
+  const float* logits = nullptr;
+  const uint8_t* counted = nullptr;  // as in GateSums
+  double* sum = nullptr;
+  double* scratch = nullptr;
+};
+void gate_z_sum(const GateZSum& call, ThreadPool& pool);
+void gate_z_sum(const GateZSum& call, const GpuStream& on);
+
+// What sums need as scratch, in numbers of 8 bytes. A GPU adds up so many tokens apart, and then
+// the sums.
+inline constexpr int64_t kGateChunk = 128;
+inline int64_t gate_chunks(int64_t tokens) { return (tokens + kGateChunk - 1) / kGateChunk; }
+inline int64_t gate_sums_scratch(int64_t, int64_t, const ThreadPool&) { return 0; }
+inline int64_t gate_sums_scratch(int64_t tokens, int64_t experts, const GpuStream&) {
+  return gate_chunks(tokens) * (2 * experts + 1);
+}
+inline int64_t gate_z_scratch(int64_t, const ThreadPool&) { return 0; }
+inline int64_t gate_z_scratch(int64_t tokens, const GpuStream&) { return gate_chunks(tokens); }
 
 // The gradient of the logits.
 struct GateBackward {
@@ -98,5 +127,6 @@ struct GateBackward {
   float* dlogits = nullptr;  // [tokens, experts], written; not the logits' memory
 };
 void gate_backward(const GateBackward& call, ThreadPool& pool);
+void gate_backward(const GateBackward& call, const GpuStream& on);
 
 }  // namespace ds::kernels

@@ -227,6 +227,11 @@ void route_weights(const RouteWeights& call, float* weights, ThreadPool& pool) {
 }
 
 void gate_sums(const GateSums& call, ThreadPool& pool) {
+  if (call.all != nullptr) {
+    const int64_t left_out =
+        call.counted == nullptr ? 0 : std::count(call.counted, call.counted + call.tokens, 0);
+    *call.all = static_cast<double>(call.tokens - left_out);
+  }
   constexpr int64_t kColumns = 16;  // experts that one thread adds up, token after token
   pool.for_range(call.experts, kColumns, [&](int64_t begin, int64_t end) {
     std::fill(call.probabilities + begin, call.probabilities + end, 0.0);
@@ -245,14 +250,14 @@ void gate_sums(const GateSums& call, ThreadPool& pool) {
   });
 }
 
-double gate_z_sum(const float* logits, const uint8_t* counted, int64_t tokens, int64_t experts) {
+void gate_z_sum(const GateZSum& call, ThreadPool& /*pool*/) {
   double sum = 0;
-  for (int64_t token = 0; token < tokens; ++token) {
-    if (counted != nullptr && counted[token] == 0) continue;
-    const double z = log_sum(logits + token * experts, experts);
+  for (int64_t token = 0; token < call.tokens; ++token) {
+    if (call.counted != nullptr && call.counted[token] == 0) continue;
+    const double z = log_sum(call.logits + token * call.experts, call.experts);
     sum += z * z;
   }
-  return sum;
+  *call.sum = sum;
 }
 
 void gate_backward(const GateBackward& call, ThreadPool& pool) {

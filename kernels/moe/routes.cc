@@ -45,7 +45,7 @@ void limit_expert(const RouteLimit& call, int64_t expert, int32_t* begin, int32_
 
 }  // namespace
 
-void sort_routes(const RouteSort& call) {
+void sort_routes(const RouteSort& call, ThreadPool& /*pool*/) {
   const int64_t all = call.tokens * call.choices;
   std::fill_n(call.offsets, call.experts + 1, 0);
   for (int64_t route = 0; route < all; ++route) {
@@ -61,6 +61,21 @@ void sort_routes(const RouteSort& call) {
   });
   for (int64_t e = call.experts; e > 0; --e) call.offsets[e] = call.offsets[e - 1];
   call.offsets[0] = 0;
+}
+
+void all_routes(const AllRoutes& call, ThreadPool& pool) {
+  for (int64_t e = 0; e <= call.experts; ++e) {
+    call.offsets[e] = static_cast<int32_t>(e * call.tokens);
+  }
+  pool.for_range(call.tokens, 4096, [&](int64_t begin, int64_t end) {
+    for (int64_t route = begin * call.experts; route < end * call.experts; ++route) {
+      const int64_t expert = route % call.experts;
+      const int64_t row = expert * call.tokens + route / call.experts;
+      call.chosen[route] = static_cast<int32_t>(expert);
+      call.rows[route] = static_cast<int32_t>(row);
+      call.routes[row] = static_cast<int32_t>(route);
+    }
+  });
 }
 
 void limit_routes(const RouteLimit& call, ThreadPool& pool) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "base/thread_pool.h"
+#include "kernels/cuda/gpu_stream.h"
 #include "kernels/float_type.h"
 
 namespace ds::kernels {
@@ -21,13 +22,36 @@ struct RouteSort {
   int32_t* offsets = nullptr;  // [experts + 1]
   int32_t* routes = nullptr;   // [tokens * choices]: by row, as many as offsets[experts]
   int32_t* rows = nullptr;     // [tokens, choices]: by route, -1 for none; or null
+  int32_t* scratch = nullptr;  // as many as route_sort_scratch says
 };
-void sort_routes(const RouteSort& call);
+void sort_routes(const RouteSort& call, ThreadPool& pool);
+void sort_routes(const RouteSort& call, const GpuStream& on);
+
+// A GPU counts the routes of each expert in so many routes apart.
+inline constexpr int64_t kRouteTile = 256;
+inline int64_t route_tiles(int64_t routes) { return (routes + kRouteTile - 1) / kRouteTile; }
+inline int64_t route_sort_scratch(int64_t, int64_t, const ThreadPool&) { return 0; }
+inline int64_t route_sort_scratch(int64_t routes, int64_t experts, const GpuStream&) {
+  return route_tiles(routes) * experts;
+}
+
+// Every token goes to each of the experts, so that there are as many choices: the same arrays,
+// sorted.
+struct AllRoutes {
+  int64_t tokens = 0, experts = 0;
+  int32_t* chosen = nullptr;
+  int32_t* offsets = nullptr;
+  int32_t* routes = nullptr;
+  int32_t* rows = nullptr;
+};
+void all_routes(const AllRoutes& call, ThreadPool& pool);
+void all_routes(const AllRoutes& call, const GpuStream& on);
 
 // Who keeps a place when more tokens choose an expert than it has room for.
 enum class RoutePriority {
   kOrder,  // the first in the order of the sort
-  kScore,  // the tokens with the largest keys; of equal ones the first
+  // The tokens with the largest keys; of equal ones the first. The sort was not by_choice.
+  kScore,
 };
 // Drops what is beyond an expert's capacity.
 struct RouteLimit {
@@ -36,13 +60,14 @@ struct RouteLimit {
   RoutePriority priority = RoutePriority::kOrder;
   const float* key = nullptr;        // [tokens, experts], for kScore
   const int32_t* offsets = nullptr;  // of sort_routes
-  int32_t* routes = nullptr;         // likewise; its rows are reordered
+  int32_t* routes = nullptr;         // likewise; what is left of them is to be sorted again
   int32_t* chosen = nullptr;         // dropped routes become -1
   // [tokens, choices], or null: the place of a route among those that its expert keeps, -1 where it
   // was dropped. With kScore places are in the order of tokens.
   int32_t* places = nullptr;
 };
 void limit_routes(const RouteLimit& call, ThreadPool& pool);
+void limit_routes(const RouteLimit& call, const GpuStream& on);
 
 // Tokens an expert takes at most: factor * tokens / experts, rounded up, but `least`. As in
 // DeepSpeed the quotient is rounded to fp32 before it is rounded up.
@@ -54,6 +79,7 @@ struct ExpertRows {
   int64_t width = 0;
   const int32_t* offsets = nullptr;
   const void* const* bases = nullptr;  // null: the expert's rows are zeros
+  bool aligned = false;                // all at multiples of 16 bytes; GPUs ask
 };
 
 // rows[r] = x[token of r], times the weight of its route where there are weights: [rows, width].
@@ -66,6 +92,7 @@ struct GatherRows {
   void* out = nullptr;
 };
 void gather_rows(const GatherRows& call, ThreadPool& pool);
+void gather_rows(const GatherRows& call, const GpuStream& on);
 
 // y[token] = the sum over its routes of weight * row, in fp32 and rounded once; routes in their
 // order.
@@ -78,6 +105,7 @@ struct SumRows {
   void* y = nullptr;                // [tokens, width]
 };
 void sum_rows(const SumRows& call, ThreadPool& pool);
+void sum_rows(const SumRows& call, const GpuStream& on);
 
 // dots[token, choice] = the product of the route's row with x[token]; 0 where there is no route.
 struct RouteDots {
@@ -89,5 +117,6 @@ struct RouteDots {
   float* dots = nullptr;
 };
 void route_dots(const RouteDots& call, ThreadPool& pool);
+void route_dots(const RouteDots& call, const GpuStream& on);
 
 }  // namespace ds::kernels

@@ -210,9 +210,11 @@ ds_status ds_experts_gate(const ds_tensor* logits, const ds_tensor* bias, const 
     const nn::GateDraws draws{[&](nn::GateDraws::Kind kind) { return options.stream(kind); },
                               x.size(0)};
     gate.choose(*added, draws);
+    gate.count(Tensor());
+    gate.sort();
     Tensor counts = call.empty(DType::kInt64, {3, experts});
     Tensor losses = call.empty(DType::kFloat32, {2});
-    set_losses(gate.sums(Tensor()), counts, losses);
+    set_losses(gate.sums(), counts, losses);
     gate.limit(draws);
     set_row(counts, 1, gate.loads());
     Tensor weights = call.empty(DType::kFloat32, gate.routes.chosen.shape());

@@ -173,9 +173,6 @@ constexpr Combination kStart[] = {
      "how many tokens an expert gets differs from step to step, and products of codes are of fixed "
      "sizes so far",
      "use bf16", [](const Situation& s) { return s.config.precision.fp8.enabled && experts(s); }},
-    {kRefused, "layers of experts", "a model on a GPU",
-     "routing, and the products of rows that are sorted by expert, run on the CPU so far",
-     "keep the model on the CPU", [](const Situation& s) { return s.gpu() && experts(s); }},
     {kRefused, kExpertParallel, "a program's own parameters",
      "the program sends tokens to its experts itself", "leave it out",
      [](const Situation& s) { return shares_experts(s) && s.own_parameters(); }},
@@ -207,6 +204,8 @@ constexpr Combination kStart[] = {
      [](const Situation& s) {
        return s.model.architecture().info().loss != nn::LossKind::kCrossEntropy;
      }},
+    {kWithoutEffect, kGraphs, "layers of experts",
+     "in every pass the host reads how many tokens each expert got", "", experts},
     {kWithoutEffect, kGraphs, "activation_checkpointing.cpu_checkpointing",
      "cpu_checkpointing copies beside the work", "",
      [](const Situation& s) {

@@ -5,6 +5,7 @@
 
 #include "engine/expert_loads.h"
 #include "engine/run_context.h"
+#include "tensor/transfer.h"
 
 namespace ds {
 namespace {
@@ -25,18 +26,18 @@ std::vector<RouterBias> moving_biases(const RunContext& run) {
 void move_bias(RunContext& run, const RouterBias& bias, std::vector<int64_t> loads) {
   const OpContext ctx = run.context();
   zero::Masters& masters = run.state->masters();
-  const Tensor old = masters.read(ctx, bias.bias);
+  const Tensor old = to_host(masters.read(ctx, bias.bias), run.model->host());
   const int64_t experts = old.elements();
   loads.resize(static_cast<size_t>(experts));
   const double mean = static_cast<double>(std::accumulate(loads.begin(), loads.end(), int64_t{0})) /
                       static_cast<double>(experts);
-  const Tensor moved = ctx.workspace(DType::kFloat32, old.shape());
+  const Tensor moved = run.host_context().workspace(DType::kFloat32, old.shape());
   for (int64_t e = 0; e < experts; ++e) {
     const auto load = static_cast<double>(loads[static_cast<size_t>(e)]);
     const double sign = load < mean ? 1 : load > mean ? -1 : 0;
     moved.data<float>()[e] = static_cast<float>(old.data<float>()[e] + bias.rate * sign);
   }
-  masters.write(ctx, bias.bias, moved);
+  masters.write(ctx, bias.bias, to_device(moved, ctx.device));
 }
 
 }  // namespace

@@ -22,6 +22,7 @@ std::unique_ptr<DecodeGraphs> DecodeGraphs::make(const std::shared_ptr<Device>& 
                                                  const models::ArchitectureInfo& info) {
   if (device->kind() != DeviceKind::kCuda) return nullptr;
   if (!weights.stays_in_place() || info.angles_follow_length) return nullptr;
+  if (info.experts > 0) return nullptr;  // the host reads how many tokens each expert got
   return std::unique_ptr<DecodeGraphs>(
       new DecodeGraphs(std::static_pointer_cast<CudaDevice>(device), info.vocab_size));
 }

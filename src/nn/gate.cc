@@ -1,7 +1,5 @@
 #include "nn/gate.h"
 
-#include <algorithm>
-
 #include "ops/elementwise.h"
 
 namespace ds::nn {
@@ -41,30 +39,45 @@ void GateForward::choose(const Tensor& bias, const GateDraws& draws) {
   if (gate_.sample_others) others = sampled(GateDraws::kOthers);
   if (!others && first.raw() != scores.raw()) others = scores;
   ops::choose_experts(ctx_, gate_.rule, first, others, bias, Tensor(), routes.chosen);
-  ops::sort_routes(ctx_, routes, gate_.first_choices_first);
 }
 
-RouterRecord::Layer GateForward::sums(const Tensor& counted) const {
+namespace {
+
+// The first `counted_choices` of a token, by default all.
+int64_t counted_choices(const Gate& gate) {
+  return gate.losses.counted_choices == 0 ? gate.rule.choices : gate.losses.counted_choices;
+}
+
+}  // namespace
+
+// Probabilities and routes by expert, the number of tokens, and the z-loss's sum in one tensor,
+// which is one copy from a GPU.
+void GateForward::count(const Tensor& counted) {
+  const int64_t experts = routes.experts();
+  const Tensor sums = ctx_.workspace(DType::kFloat64, {2 * experts + 2});
+  Tensor probabilities = sums.slice(0, 0, experts), counts = sums.slice(0, experts, 2 * experts);
+  ops::gate_sums(ctx_, gate_.rule.scores, scores,
+                 {.chosen = routes.chosen, .choices = counted_choices(gate_), .tokens = counted},
+                 probabilities, counts, sums.slice(0, 2 * experts, 2 * experts + 1));
+  Tensor z = sums.slice(0, 2 * experts + 1, 2 * experts + 2);
+  if (gate_.losses.z != 0) ops::gate_z_sum(ctx_, logits_, counted, z);
+  sums_ = Fetched(sums);
+}
+
+void GateForward::sort() { ops::sort_routes(ctx_, routes, gate_.first_choices_first); }
+
+RouterRecord::Layer GateForward::sums() {
+  const int64_t experts = routes.experts();
+  const double* const sums = sums_.host().data<double>();
   RouterRecord::Layer layer;
   layer.losses = gate_.losses;
-  if (layer.losses.counted_choices == 0) layer.losses.counted_choices = gate_.rule.choices;
+  layer.losses.counted_choices = counted_choices(gate_);
   layer.chosen = loads();
-  const int64_t experts = routes.experts(), tokens = routes.tokens();
-  layer.all_tokens = tokens;
-  layer.tokens = static_cast<double>(tokens);
-  if (counted) {
-    const uint8_t* const counts = counted.data<uint8_t>();
-    layer.tokens = static_cast<double>(tokens - std::count(counts, counts + tokens, 0));
-  }
-  Tensor probabilities = ctx_.workspace(DType::kFloat64, {experts});
-  Tensor counts = ctx_.workspace(DType::kFloat64, {experts});
-  ops::gate_sums(
-      ctx_, gate_.rule.scores, scores,
-      {.chosen = routes.chosen, .choices = layer.losses.counted_choices, .tokens = counted},
-      probabilities, counts);
-  layer.probabilities.assign(probabilities.data<double>(), probabilities.data<double>() + experts);
-  layer.routes.assign(counts.data<double>(), counts.data<double>() + experts);
-  if (layer.losses.z != 0) layer.z_sum = ops::gate_z_sum(ctx_, logits_, counted);
+  layer.all_tokens = routes.tokens();
+  layer.probabilities.assign(sums, sums + experts);
+  layer.routes.assign(sums + experts, sums + 2 * experts);
+  layer.tokens = sums[2 * experts];
+  if (layer.losses.z != 0) layer.z_sum = sums[2 * experts + 1];
   return layer;
 }
 
@@ -101,11 +114,11 @@ void add_loss_gradients(const OpContext& ctx, const RouterRecord& record, int64_
     gradients.z = static_cast<float>(double{layer.losses.z} / layer.tokens) * by_z;
   }
   if (by_balance == 0) return;
-  const std::vector<float> balance = record.balance_gradient(index);
+  std::vector<float> balance = record.balance_gradient(index);
   if (balance.empty()) return;
+  for (float& gradient : balance) gradient *= by_balance;
   gradients.balance = ctx.workspace(DType::kFloat32, {std::ssize(balance)});
-  std::ranges::transform(balance, gradients.balance.data<float>(),
-                         [&](float g) { return g * by_balance; });
+  copy_from_host(balance.data(), gradients.balance);
 }
 
 }  // namespace ds::nn

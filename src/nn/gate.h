@@ -10,6 +10,7 @@
 #include "nn/router_record.h"
 #include "ops/gate.h"
 #include "ops/routes.h"
+#include "tensor/transfer.h"
 
 namespace ds::nn {
 
@@ -51,11 +52,16 @@ class GateForward {
   // `logits` fp32 [tokens, experts]. Scores, and memory for routes.
   GateForward(const OpContext& ctx, const Gate& gate, const Tensor& logits, const MakeTensor& make);
 
-  // `bias` fp32 [experts] or empty. Routes are sorted, and none is dropped yet.
+  // `bias` fp32 [experts] or empty.
   void choose(const Tensor& bias, const GateDraws& draws);
-  // What the losses take up, and how many chose each expert. `counted`: uint8 [tokens], 0 where
-  // losses leave a token out, or empty. Before limit().
-  RouterRecord::Layer sums(const Tensor& counted) const;
+  // Adds up what the losses take, for sums(), which may be left out with it. `counted`: uint8
+  // [tokens], 0 where losses leave a token out, or empty.
+  void count(const Tensor& counted);
+  // Sorts routes by expert. On a GPU the host waits: for how many each expert has, and for what was
+  // counted.
+  void sort();
+  // What the losses take up, and how many chose each expert.
+  RouterRecord::Layer sums();
   // Lets each expert drop what it has no room for.
   void limit(const GateDraws& draws);
   // Routes of each expert.
@@ -72,6 +78,7 @@ class GateForward {
   OpContext ctx_;
   Gate gate_;
   Tensor logits_;
+  Fetched sums_;  // of count()
 };
 
 // The gradient of the losses that a record keeps for a layer, each times its factor, as the gate's

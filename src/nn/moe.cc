@@ -71,6 +71,12 @@ Value jittered(Tape& tape, const Value& x, float strength, int64_t samples) {
   return y;
 }
 
+// A context whose products of fp32 are not rounded.
+OpContext exact(OpContext ctx) {
+  ctx.gpu.tf32 = false;
+  return ctx;
+}
+
 // x w^T + b in fp32 whatever the weights' type: routers choose by small differences.
 Value float_linear(Tape& tape, const Value& x, const Projection& p) {
   const OperatorScope op(tape, "router", p.weight, true);
@@ -78,7 +84,8 @@ Value float_linear(Tape& tape, const Value& x, const Projection& p) {
   {
     const ParameterGuard w(tape.weights(), p.weight), b(tape.weights(), p.bias);
     y = tape.make_value(tape.new_activation(DType::kFloat32, {x.data.size(0), (*w).size(0)}));
-    ops::linear(tape.ctx(), x.data, as_float(tape.ctx(), *w), as_float(tape.ctx(), *b), y.data);
+    const OpContext ctx = exact(tape.ctx());
+    ops::linear(ctx, x.data, as_float(ctx, *w), as_float(ctx, *b), y.data);
     if (op) {
       const Arithmetic once = Arithmetic::products(x.data.size(0) * (*w).elements());
       Arithmetic both = once;
@@ -90,7 +97,7 @@ Value float_linear(Tape& tape, const Value& x, const Projection& p) {
   tape.used(p.bias);
   tape.record([x, p, out = y.slot](Tape& t) {
     if (*out) {
-      const OpContext& ctx = t.ctx();
+      const OpContext ctx = exact(t.ctx());
       bool exclusive = false;
       const Tensor dy = out->take(exclusive);
       if (x.slot) {
@@ -152,9 +159,7 @@ void record_gate(Tape& tape, const Value& logits, const Routed& routed, const Ga
 Routed route_to_all(Tape& tape, const Value& logits, ops::GateScores kind) {
   const int64_t tokens = logits.data.size(0), parts = logits.data.size(1);
   const auto routes = empty_routes(tape, tokens, parts, parts);
-  int32_t* const chosen = routes->chosen.data<int32_t>();
-  for (int64_t i = 0; i < tokens * parts; ++i) chosen[i] = static_cast<int32_t>(i % parts);
-  ops::sort_routes(tape.ctx(), *routes);
+  ops::all_routes(tape.ctx(), *routes);
   GatePass pass;
   pass.rule.scores = kind;
   pass.rule.choices = parts;
@@ -202,8 +207,10 @@ Routed route(Tape& tape, const Value& x, const Moe& layer, const MoePass& moe_pa
     const ParameterGuard bias(tape.weights(), router.bias);
     gate.choose(*bias, draws);
   }
+  if (pass.record != nullptr) gate.count(pass.counted);
+  gate.sort();
   std::optional<RouterRecord::Layer> sums;
-  if (pass.record != nullptr) sums = gate.sums(pass.counted);
+  if (pass.record != nullptr) sums = gate.sums();
   gate.limit(draws);
   if (sums) {
     sums->kept = gate.loads();

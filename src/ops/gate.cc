@@ -6,16 +6,10 @@
 namespace ds::ops {
 namespace {
 
-void check_on_cpu(const Op& op) {
-  DS_CHECK(op.ctx.device->kind() == DeviceKind::kCpu, Code::kUnsupported, op,
-           " runs on the CPU, not on ", op.ctx.device->describe());
-}
-
 struct GateShape {
   int64_t tokens, experts;
 };
 GateShape check_scores(const Op& op, const Tensor& scores, const char* name) {
-  check_on_cpu(op);
   check_dense(scores, op, name, DType::kFloat32);
   DS_CHECK(scores.dims() == 2 && scores.size(1) >= 1 && scores.size(1) <= INT32_MAX,
            Code::kInvalidArgument, op, ": ", name, " has shape ", scores.shape().text(),
@@ -27,6 +21,8 @@ void check_chosen(const Op& op, const Tensor& chosen, const GateShape& shape, in
   check_dense(chosen, op, "chosen", DType::kInt32, {shape.tokens, choices});
   DS_CHECK(shape.tokens <= INT32_MAX / std::max<int64_t>(1, choices), Code::kInvalidArgument, op,
            ": ", shape.tokens, " tokens with ", choices, " routes each are too many");
+  // A GPU's memory is not read here: what lies there comes from choose_experts.
+  if (op.ctx.device->kind() != DeviceKind::kCpu) return;
   const int32_t* const expert = chosen.data<int32_t>();
   for (int64_t i = 0; i < chosen.elements(); ++i) {
     DS_CHECK(expert[i] >= -1 && expert[i] < shape.experts, Code::kInvalidArgument, op, ": chosen[",
@@ -70,28 +66,31 @@ void check_gate_rule(const GateRule& r, int64_t experts) {
 void gate_noise(const OpContext& ctx, const NoiseOptions& noise, const Tensor& factors,
                 Tensor& out) {
   const Op op{ctx, "gate_noise"};
-  check_on_cpu(op);
   check_dense(out, op, "out", DType::kFloat32);
   if (factors) check_dense(factors, op, "factors", DType::kFloat32, out.shape());
   DS_CHECK(out.dims() >= 1, Code::kInvalidArgument, op, ": out needs a dimension of samples");
   const int64_t samples = out.size(0);
   if (samples == 0) return;
-  kernels::gate_noise({.kind = noise.kind,
-                       .stream = noise.stream,
-                       .samples = samples,
-                       .per_sample = out.elements() / samples,
-                       .strength = noise.strength,
-                       .factors = factors ? factors.data<float>() : nullptr,
-                       .out = out.data<float>()},
-                      *ctx.pool);
+  run(ctx, [&](auto& on) {
+    kernels::gate_noise({.kind = noise.kind,
+                         .stream = noise.stream,
+                         .samples = samples,
+                         .per_sample = out.elements() / samples,
+                         .strength = noise.strength,
+                         .factors = factors ? factors.data<float>() : nullptr,
+                         .out = out.data<float>()},
+                        on);
+  });
 }
 
 void gate_scores(const OpContext& ctx, GateScores kind, const Tensor& logits, Tensor& scores) {
   const Op op{ctx, "gate_scores"};
   const GateShape shape = check_scores(op, logits, "logits");
   check_dense(scores, op, "scores", DType::kFloat32, logits.shape());
-  kernels::gate_scores(kind, logits.data<float>(), shape.tokens, shape.experts,
-                       scores.data<float>(), *ctx.pool);
+  run(ctx, [&](auto& on) {
+    kernels::gate_scores(kind, logits.data<float>(), shape.tokens, shape.experts,
+                         scores.data<float>(), on);
+  });
 }
 
 void choose_experts(const OpContext& ctx, const GateRule& rule, const Tensor& first,
@@ -102,18 +101,20 @@ void choose_experts(const OpContext& ctx, const GateRule& rule, const Tensor& fi
   if (others) check_dense(others, op, "others", DType::kFloat32, first.shape());
   if (bias) check_dense(bias, op, "bias", DType::kFloat32, {shape.experts});
   check_dense(chosen, op, "chosen", DType::kInt32, {shape.tokens, rule.choices});
-  kernels::choose_experts({.tokens = shape.tokens,
-                           .experts = shape.experts,
-                           .choices = rule.choices,
-                           .first = first.data<float>(),
-                           .others = (others ? others : first).data<float>(),
-                           .bias = bias ? bias.data<float>() : nullptr,
-                           .used = token_mask(op, used, "used", shape.tokens),
-                           .groups = rule.groups,
-                           .kept_groups = rule.kept_groups,
-                           .group_best = rule.group_best,
-                           .chosen = chosen.data<int32_t>()},
-                          *ctx.pool);
+  run(ctx, [&](auto& on) {
+    kernels::choose_experts({.tokens = shape.tokens,
+                             .experts = shape.experts,
+                             .choices = rule.choices,
+                             .first = first.data<float>(),
+                             .others = (others ? others : first).data<float>(),
+                             .bias = bias ? bias.data<float>() : nullptr,
+                             .used = token_mask(op, used, "used", shape.tokens),
+                             .groups = rule.groups,
+                             .kept_groups = rule.kept_groups,
+                             .group_best = rule.group_best,
+                             .chosen = chosen.data<int32_t>()},
+                            on);
+  });
 }
 
 void route_weights(const OpContext& ctx, const GateRule& rule, const Tensor& scores,
@@ -122,12 +123,14 @@ void route_weights(const OpContext& ctx, const GateRule& rule, const Tensor& sco
   const GateShape shape = check_scores(op, scores, "scores");
   check_chosen(op, chosen, shape, rule.choices);
   check_dense(weights, op, "weights", DType::kFloat32, chosen.shape());
-  kernels::route_weights(weights_call(rule, shape, scores, chosen), weights.data<float>(),
-                         *ctx.pool);
+  run(ctx, [&](auto& on) {
+    kernels::route_weights(weights_call(rule, shape, scores, chosen), weights.data<float>(), on);
+  });
 }
 
 void gate_sums(const OpContext& ctx, GateScores kind, const Tensor& scores,
-               const CountedRoutes& counted, Tensor& probabilities, Tensor& routes) {
+               const CountedRoutes& counted, Tensor& probabilities, Tensor& routes,
+               const Tensor& all) {
   const Op op{ctx, "gate_sums"};
   const Tensor& chosen = counted.chosen;
   const GateShape shape = check_scores(op, scores, "scores");
@@ -137,24 +140,47 @@ void gate_sums(const OpContext& ctx, GateScores kind, const Tensor& scores,
            ": ", counted.choices, " of ", chosen.size(-1), " choices cannot be counted");
   check_dense(probabilities, op, "probabilities", DType::kFloat64, {shape.experts});
   check_dense(routes, op, "routes", DType::kFloat64, {shape.experts});
-  kernels::gate_sums({.kind = kind,
-                      .tokens = shape.tokens,
-                      .experts = shape.experts,
-                      .choices = chosen.size(-1),
-                      .scores = scores.data<float>(),
-                      .chosen = chosen.data<int32_t>(),
-                      .counted_choices = counted.choices,
-                      .counted = token_mask(op, counted.tokens, "counted", shape.tokens),
-                      .probabilities = probabilities.data<double>(),
-                      .routes = routes.data<double>()},
-                     *ctx.pool);
+  if (all) check_elements(all, op, "all", DType::kFloat64, 1);
+  const auto scratch_of = [&](auto& on) {
+    return 2 * kernels::gate_sums_scratch(shape.tokens, shape.experts, on);
+  };
+  run(ctx, scratch_of, [&](float* scratch, auto& on) {
+    kernels::gate_sums({.kind = kind,
+                        .tokens = shape.tokens,
+                        .experts = shape.experts,
+                        .choices = chosen.size(-1),
+                        .scores = scores.data<float>(),
+                        .chosen = chosen.data<int32_t>(),
+                        .counted_choices = counted.choices,
+                        .counted = token_mask(op, counted.tokens, "counted", shape.tokens),
+                        .probabilities = probabilities.data<double>(),
+                        .routes = routes.data<double>(),
+                        .all = all ? all.data<double>() : nullptr,
+                        .scratch = reinterpret_cast<double*>(scratch)},
+                       on);
+  });
+}
+
+void gate_z_sum(const OpContext& ctx, const Tensor& logits, const Tensor& counted, Tensor& sum) {
+  const Op op{ctx, "gate_z_sum"};
+  const GateShape shape = check_scores(op, logits, "logits");
+  check_elements(sum, op, "sum", DType::kFloat64, 1);
+  const auto scratch_of = [&](auto& on) { return 2 * kernels::gate_z_scratch(shape.tokens, on); };
+  run(ctx, scratch_of, [&](float* scratch, auto& on) {
+    kernels::gate_z_sum({.tokens = shape.tokens,
+                         .experts = shape.experts,
+                         .logits = logits.data<float>(),
+                         .counted = token_mask(op, counted, "counted", shape.tokens),
+                         .sum = sum.data<double>(),
+                         .scratch = reinterpret_cast<double*>(scratch)},
+                        on);
+  });
 }
 
 double gate_z_sum(const OpContext& ctx, const Tensor& logits, const Tensor& counted) {
-  const Op op{ctx, "gate_z_sum"};
-  const GateShape shape = check_scores(op, logits, "logits");
-  return kernels::gate_z_sum(logits.data<float>(), token_mask(op, counted, "counted", shape.tokens),
-                             shape.tokens, shape.experts);
+  Tensor sum = ctx.workspace(DType::kFloat64, {1});
+  gate_z_sum(ctx, logits, counted, sum);
+  return *sum.data<double>();
 }
 
 void gate_backward(const OpContext& ctx, const GateRule& rule, const Tensor& logits,
@@ -170,15 +196,18 @@ void gate_backward(const OpContext& ctx, const GateRule& rule, const Tensor& log
   if (gradients.balance) {
     check_dense(gradients.balance, op, "balance", DType::kFloat32, {shape.experts});
   }
-  kernels::gate_backward({.kind = rule.scores,
-                          .forward = weights_call(rule, shape, scores, chosen),
-                          .dweights = dweights ? dweights.data<float>() : nullptr,
-                          .balance = gradients.balance ? gradients.balance.data<float>() : nullptr,
-                          .counted = token_mask(op, gradients.counted, "counted", shape.tokens),
-                          .z = gradients.z,
-                          .logits = logits.data<float>(),
-                          .dlogits = dlogits.data<float>()},
-                         *ctx.pool);
+  run(ctx, [&](auto& on) {
+    kernels::gate_backward(
+        {.kind = rule.scores,
+         .forward = weights_call(rule, shape, scores, chosen),
+         .dweights = dweights ? dweights.data<float>() : nullptr,
+         .balance = gradients.balance ? gradients.balance.data<float>() : nullptr,
+         .counted = token_mask(op, gradients.counted, "counted", shape.tokens),
+         .z = gradients.z,
+         .logits = logits.data<float>(),
+         .dlogits = dlogits.data<float>()},
+        on);
+  });
 }
 
 }  // namespace ds::ops

@@ -1,6 +1,6 @@
-// Gates of a mixture of experts, on the CPU: which experts each token chooses and what their
-// outputs weigh. Numbers are fp32 whatever the model computes in: logits, scores [tokens, experts],
-// weights [tokens, choices]; chosen experts are int32 [tokens, choices], -1 where there is none.
+// Gates of a mixture of experts: which experts each token chooses and what their outputs weigh.
+// Numbers are fp32 whatever the model computes in: logits, scores [tokens, experts], weights
+// [tokens, choices]; chosen experts are int32 [tokens, choices], -1 where there is none.
 #pragma once
 
 #include "base/philox.h"
@@ -50,9 +50,13 @@ struct CountedRoutes {
   int64_t choices = 1;
   Tensor tokens = {};  // uint8 [tokens], 1 = counts; empty: all do
 };
-// Sums over tokens: probabilities and routes, float64 [experts].
+// Sums over tokens: probabilities and routes, float64 [experts], and how many tokens counted,
+// float64 [1] or empty.
 void gate_sums(const OpContext& ctx, GateScores kind, const Tensor& scores,
-               const CountedRoutes& counted, Tensor& probabilities, Tensor& routes);
+               const CountedRoutes& counted, Tensor& probabilities, Tensor& routes,
+               const Tensor& all = {});
+// Into float64 [1]; the second, for tensors in host memory, returns it.
+void gate_z_sum(const OpContext& ctx, const Tensor& logits, const Tensor& counted, Tensor& sum);
 double gate_z_sum(const OpContext& ctx, const Tensor& logits, const Tensor& counted);
 
 // dlogits from dweights (empty: none) and the losses of the gate: `balance` fp32 [experts] or

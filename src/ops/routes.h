@@ -1,4 +1,4 @@
-// Rows between tokens and the experts that they chose, on the CPU.
+// Rows between tokens and the experts that they chose.
 #pragma once
 
 #include <span>
@@ -18,19 +18,28 @@ struct Routes {
   Tensor offsets;  // [experts + 1]: where the rows of each expert begin
   Tensor routes;   // [tokens * choices]: by row
   Tensor rows;     // [tokens, choices]: by route, -1 for none
+  // The offsets in host memory, where those above are not: left by whoever sorts.
+  Tensor begins = {};
 
   int64_t tokens() const { return chosen.size(0); }
   int64_t choices() const { return chosen.size(1); }
   int64_t experts() const { return offsets.elements() - 1; }
-  int64_t begin(int64_t expert) const { return offsets.data<int32_t>()[expert]; }
+  int64_t begin(int64_t expert) const {
+    return (begins ? begins : offsets).data<int32_t>()[expert];
+  }
   int64_t all_rows() const { return begin(experts()); }
 };
 
 // Fills offsets, routes and rows from `chosen`; `by_choice`: first choices come before second ones.
+// On a GPU the host waits for the offsets.
 void sort_routes(const OpContext& ctx, Routes& routes, bool by_choice = false);
 
-// Drops of sorted routes what is beyond the capacity of an expert, and sorts again. `key` fp32
-// [tokens, experts]: for kScore. `places` (int32 [tokens, choices], may be empty): see RouteLimit.
+// Routes of every token to each of as many experts as it has choices, in this order.
+void all_routes(const OpContext& ctx, Routes& routes);
+
+// Drops of sorted routes what is beyond the capacity of an expert, and sorts again; nobody waits.
+// `key` fp32 [tokens, experts]: for kScore, of routes that were not sorted by_choice. `places`
+// (int32 [tokens, choices], may be empty): see RouteLimit.
 void limit_routes(const OpContext& ctx, Routes& routes, int64_t capacity, RoutePriority priority,
                   const Tensor& key, Tensor& places);
 
