@@ -6,6 +6,7 @@
 
 #include "nn/profile.h"
 #include "ops/elementwise.h"
+#include "tensor/transfer.h"
 
 namespace ds::nn {
 namespace {
@@ -51,8 +52,10 @@ ExpertExchange::ExpertExchange(const OpContext& ctx, const RankGroup& ranks,
            experts, " experts equally");
   count_ = experts / ranks.size;
   first_ = ranks.rank * count_;
-  const Tensor mine = ctx.workspace(DType::kInt64, {experts});
-  const Tensor theirs = ctx.workspace(DType::kInt64, {experts});  // [rank, own expert]
+  const auto numbers = [&, host = host_memory_of(ctx.device)] {
+    return Tensor::empty(host, DType::kInt64, {experts}, MemoryTag::kWorkspace);
+  };
+  const Tensor mine = numbers(), theirs = numbers();  // the second [rank, own expert]
   for (int64_t e = 0; e < experts; ++e) {
     const int64_t rows = routes.begin(e + 1) - routes.begin(e);
     mine.data<int64_t>()[e] = rows;
@@ -73,10 +76,12 @@ ExpertExchange::ExpertExchange(const OpContext& ctx, const RankGroup& ranks,
     return Tensor::empty(ctx.device, DType::kInt32, shape, MemoryTag::kActivations);
   };
   ops::Routes arrived{ints({all, 1}), ints({count_ + 1}), ints({all}), ints({all, 1})};
-  int32_t* chosen = arrived.chosen.data<int32_t>();
+  std::vector<int32_t> chosen;
+  chosen.reserve(static_cast<size_t>(all));
   for (int64_t i = 0; i < experts; ++i) {
-    chosen = std::fill_n(chosen, counts[i], static_cast<int32_t>(i % count_));
+    chosen.insert(chosen.end(), static_cast<size_t>(counts[i]), static_cast<int32_t>(i % count_));
   }
+  copy_from_host(chosen.data(), arrived.chosen);
   ops::sort_routes(ctx, arrived);
   arrived_ = std::make_shared<const ops::Routes>(std::move(arrived));
 }
