@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "base/thread_pool.h"
+#include "kernels/cuda/gpu_stream.h"
 #include "kernels/float_type.h"
 
 namespace ds::kernels {
@@ -23,10 +24,14 @@ struct LatentKeys {
 // [tokens, turning], whose rows are a pitch apart. No overlap.
 void latent_keys(const LatentKeys& shape, const void* expanded, const void* shared, void* keys,
                  ThreadPool& pool);
+void latent_keys(const LatentKeys& shape, const void* expanded, const void* shared, void* keys,
+                 const GpuStream& on);
 // The plain channels of dexpanded, whose others are left alone, and dshared [tokens, turning], rows
 // a pitch apart: the sum over heads, in fp32, rounded once.
 void latent_keys_backward(const LatentKeys& shape, const void* dkeys, void* dexpanded,
                           void* dshared, ThreadPool& pool);
+void latent_keys_backward(const LatentKeys& shape, const void* dkeys, void* dexpanded,
+                          void* dshared, const GpuStream& on);
 
 namespace reference {
 // With dense rows of shared channels.

@@ -18,7 +18,8 @@ __global__ void __launch_bounds__(kMapThreads) rotary_append_tokens(RotaryAppend
   const auto whole = static_cast<int>(call.head_dim / kRest);
   const auto heads = static_cast<int>(call.heads), kv_heads = static_cast<int>(call.kv_heads);
   const int key_packs = rotated_packs + rest;
-  const int queries = heads * rotated_packs, keys = kv_heads * key_packs, values = kv_heads * whole;
+  const int queries = heads * rotated_packs, keys = kv_heads * key_packs;
+  const int values = call.v.data == nullptr ? 0 : kv_heads * whole;
   int item = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
   if (item >= queries + keys + values) return;
 
@@ -55,9 +56,10 @@ template <int N, bool kAligned, bool kInterleaved, class T>
 void launch_tokens(const RotaryAppend<T>& call, const GpuStream& on) {
   const int64_t rotated_packs = (kInterleaved ? call.rotary_dim : call.rotary_dim / 2) / N;
   constexpr int kRest = kAligned ? N : 1;
-  const int64_t items = call.heads * rotated_packs +
-                        call.kv_heads * (rotated_packs + (call.head_dim - call.rotary_dim) / kRest +
-                                         call.head_dim / kRest);
+  const int64_t of_values = call.v.data == nullptr ? 0 : call.head_dim / kRest;
+  const int64_t items =
+      call.heads * rotated_packs +
+      call.kv_heads * (rotated_packs + (call.head_dim - call.rotary_dim) / kRest + of_values);
   const int64_t warps = std::min<int64_t>((items + kWarp - 1) / kWarp, kMapThreads / kWarp);
   const auto threads = static_cast<int>(warps * kWarp);
   Grid grid{call.batch * call.tokens, threads};

@@ -22,10 +22,6 @@ bool experts(const Situation& s) {
   return !s.own_parameters() && s.model.architecture().info().experts > 0;
 }
 
-bool latent_attention(const Situation& s) {
-  return !s.own_parameters() && s.model.architecture().info().values_in_keys > 0;
-}
-
 // Some parameter of the model is fp32 whatever it computes in.
 bool keeps_fp32(const Situation& s) {
   for (nn::ParamId id = 0; id < s.model.parameters().size(); ++id) {
@@ -162,10 +158,6 @@ constexpr Combination kStart[] = {
      "the bias is fp32, and weights without masters beside them are all of one type",
      "use false, or bf16.split_master",
      [](const Situation& s) { return s.config.precision.rounded_masters && keeps_fp32(s); }},
-    {kRefused, "latent attention", "a model on a GPU",
-     "its keys and values are made, and read in the form that generation keeps, on the CPU so far",
-     "keep the model on the CPU",
-     [](const Situation& s) { return s.gpu() && latent_attention(s); }},
     {kRefused, "fp8.enabled", "a program's own parameters", "the library does not run their layers",
      "use false",
      [](const Situation& s) { return s.config.precision.fp8.enabled && s.own_parameters(); }},

@@ -22,7 +22,8 @@ std::unique_ptr<DecodeGraphs> DecodeGraphs::make(const std::shared_ptr<Device>& 
                                                  const models::ArchitectureInfo& info) {
   if (device->kind() != DeviceKind::kCuda) return nullptr;
   if (!weights.stays_in_place() || info.angles_follow_length) return nullptr;
-  if (info.experts > 0) return nullptr;  // the host reads how many tokens each expert got
+  if (info.experts > 0) return nullptr;         // the host reads how many tokens each expert got
+  if (info.values_in_keys > 0) return nullptr;  // keys of the whole text are made for each token
   return std::unique_ptr<DecodeGraphs>(
       new DecodeGraphs(std::static_pointer_cast<CudaDevice>(device), info.vocab_size));
 }

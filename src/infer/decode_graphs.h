@@ -15,8 +15,9 @@ namespace ds::infer {
 
 class DecodeGraphs {
  public:
-  // Null where tokens cannot be recorded: on the CPU, with layers of experts, and with weights that
-  // do not stay in place or whose use depends on the length of the text.
+  // Null where tokens cannot be recorded: on the CPU, with layers of experts, with latent
+  // attention, and with weights that do not stay in place or whose use depends on the length of
+  // the text.
   static std::unique_ptr<DecodeGraphs> make(const std::shared_ptr<Device>& device,
                                             const nn::ParameterReader& weights,
                                             const models::ArchitectureInfo& info);

@@ -244,7 +244,9 @@ Value attend_after(Tape& tape, const NewTokens& tokens, const LatentAttention& c
            tokens.latent.data.size(0), " sequences for the attention state of ", lengths.size());
   Tensor rows = state_rows(tape, tokens);
   ops::rotary_append(tape.ctx(), rows, rows, Tensor(), {}, {}, state.append(index, length));
-  if (length <= kMostAbsorbed) return attend_absorbed(tape, tokens, c, spec, state, index);
+  // A GPU's kernels have no heads as long as latents.
+  const bool absorbs = tape.ctx().device->kind() == DeviceKind::kCpu && length <= kMostAbsorbed;
+  if (absorbs) return attend_absorbed(tape, tokens, c, spec, state, index);
   const bool first = std::all_of(lengths.begin(), lengths.end(), [](int64_t n) { return n == 0; });
   if (first) return attend(tape, tokens.query, tokens.latent, tokens.shared, c, spec);
   return attend_expanded(tape, tokens, c, spec, state, index);

@@ -26,9 +26,10 @@ struct LatentAttention {
 // has scale, mask, segments, dropout, and always the table and the positions.
 //
 // With a `state` the keys of its `layer` are one head of [turning | latent] channels, whose last
-// ones are the values (ArchitectureInfo::values_in_keys). A few new tokens are compared with them
-// as they are, with the matrix `expand` multiplied into queries and results; for more tokens than
-// that keys and values of heads are made again. The two round differently.
+// ones are the values (ArchitectureInfo::values_in_keys). On a CPU a few new tokens are compared
+// with them as they are, with the matrix `expand` multiplied into queries and results; for more
+// tokens than that, and on a GPU, keys and values of heads are made again. The two round
+// differently.
 Value latent_attention(Tape& tape, const Value& x, const LatentAttention& layer,
                        const Attention& spec, AttentionState* state, int index);
 

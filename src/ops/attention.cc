@@ -5,6 +5,7 @@
 
 #include "kernels/attention/attention.h"
 #include "ops/checks.h"
+#include "ops/equal_heads.h"
 
 namespace ds::ops {
 namespace {
@@ -58,9 +59,6 @@ AttentionProblem make_problem(const Op& op, const Tensor& q, const Tensor& k, co
     DS_CHECK(size >= 1 && size <= most, Code::kInvalidArgument,
              "attention: the head size must be 1 to ", most, ", it is ", size);
   }
-  DS_CHECK(on_cpu || p.value_dim == p.head_dim, Code::kUnsupported, op, ": heads of ", p.head_dim,
-           " channels with values of ", p.value_dim, " run on the CPU, not on ",
-           op.ctx.device->describe());
   DS_CHECK(options.dropout >= 0 && options.dropout < 1, Code::kInvalidArgument,
            "attention: dropout must be at least 0 and below 1, it is ", options.dropout);
   DS_CHECK(options.first_head >= 0, Code::kInvalidArgument,
@@ -196,6 +194,10 @@ void backward(const OpContext& ctx, const AttentionProblem& p, const AttentionIn
       });
 }
 
+bool fills_up(const OpContext& ctx, const AttentionInputs& in) {
+  return ctx.device->kind() == DeviceKind::kCuda && heads_differ(in);
+}
+
 }  // namespace
 
 void attention(const OpContext& ctx, const AttentionInputs& in, const AttentionOptions& options,
@@ -211,6 +213,7 @@ void attention(const OpContext& ctx, const AttentionInputs& in, const AttentionO
   check_heads(op, to.out, "out", in.q.dtype(), result_shape(p));
   if (to.lse) check_lse(op, to.lse, p);
   if (to.out.elements() == 0) return;
+  if (fills_up(ctx, in)) return attention_of_equal_heads(ctx, in, options, to);
   float* lse_data = to.lse ? to.lse.data<float>() : nullptr;
   const bool each = p.past != nullptr && ctx.device->kind() == DeviceKind::kCpu &&
                     p.queries > kernels::kFewQueriesOfCpus;
@@ -233,6 +236,9 @@ void attention_backward(const OpContext& ctx, const AttentionInputs& in,
   check_heads(op, gradients.dk, "dk", in.q.dtype(), in.k.shape());
   check_heads(op, gradients.dv, "dv", in.q.dtype(), in.v.shape());
   if (p.batch == 0) return;
+  if (fills_up(ctx, in)) {
+    return attention_of_equal_heads_backward(ctx, in, options, made, dout, gradients);
+  }
   with_float_type(in.q,
                   [&](auto type) { backward<decltype(type)>(ctx, p, in, made, dout, gradients); });
 }

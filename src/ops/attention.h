@@ -34,7 +34,8 @@ inline constexpr int64_t kMostQueriesBehindPast = 16;
 
 // q [B, Tq, H, D], k [B, Tk, Hkv, D] and v [B, Tk, Hkv, V] with Hkv dividing H (query head h uses
 // kv head h / (H / Hkv)); any strides except that the last dimension is dense: v may be channels of
-// k, and heads may share memory. On a GPU V is D. D and V are at most 256; of up to 4 queries on a
+// k, and heads may share memory. On a GPU heads of two sizes take copies with zeros behind the
+// smaller ones. D and V are at most 256; of up to 4 queries on a
 // CPU, without dropout and segments, at most 2048.
 struct AttentionInputs {
   Tensor q, k, v;

@@ -5,6 +5,7 @@
 
 #include "kernels/attention/latent.h"
 #include "ops/product.h"
+#include "tensor/transfer.h"
 
 namespace ds::ops {
 namespace {
@@ -18,7 +19,6 @@ void check_on_cpu(const Op& op) {
 // say together.
 kernels::LatentKeys shape_of(const Op& op, const Tensor& expanded, const Tensor& shared,
                              const Tensor& keys) {
-  check_on_cpu(op);
   check_dense_float(keys, op, "keys");
   check_dense(expanded, op, "expanded", keys.dtype());
   check_float_type(shared, op, "shared");
@@ -71,8 +71,9 @@ std::byte* head_of(const Tensor& x, int64_t h) {
 void latent_keys(const OpContext& ctx, const Tensor& expanded, const Tensor& shared, Tensor& keys) {
   const Op op{ctx, "latent_keys"};
   const kernels::LatentKeys s = shape_of(op, expanded, shared, keys);
-  if (keys.elements() == 0 || !ctx.device->computes()) return;
-  kernels::latent_keys(s, expanded.raw(), shared.raw(), keys.raw(), *ctx.pool);
+  if (keys.elements() == 0) return;
+  run(ctx,
+      [&](auto& on) { kernels::latent_keys(s, expanded.raw(), shared.raw(), keys.raw(), on); });
 }
 
 void latent_keys_backward(const OpContext& ctx, const Tensor& dkeys, Tensor& dexpanded,
@@ -80,8 +81,10 @@ void latent_keys_backward(const OpContext& ctx, const Tensor& dkeys, Tensor& dex
   const Op op{ctx, "latent_keys_backward"};
   const kernels::LatentKeys s = shape_of(op, dexpanded, dshared, dkeys);
   check_dense(dshared, op, "dshared");
-  if (s.tokens == 0 || !ctx.device->computes()) return;
-  kernels::latent_keys_backward(s, dkeys.raw(), dexpanded.raw(), dshared.raw(), *ctx.pool);
+  if (s.tokens == 0) return;
+  run(ctx, [&](auto& on) {
+    kernels::latent_keys_backward(s, dkeys.raw(), dexpanded.raw(), dshared.raw(), on);
+  });
 }
 
 void head_linear(const OpContext& ctx, const Tensor& x, const Tensor& w, bool transposed,
@@ -120,19 +123,27 @@ void head_linear(const OpContext& ctx, const Tensor& x, const Tensor& w, bool tr
 void read_tokens(const OpContext& ctx, const Tensor& keys, const TokenBlocks& blocks, int64_t b,
                  Tensor& rows) {
   const Op op{ctx, "read_tokens"};
-  check_on_cpu(op);
   check_float_type(keys, op, "keys");
+  check_place(keys, op, "keys");
   DS_CHECK(keys.dims() == 4 && keys.size(2) == 1 && keys.stride(3) == 1 && rows.dims() == 2,
            Code::kInvalidArgument, op, ": keys of shape ", keys.shape().text(),
            " must be [batch, tokens, 1, channels] with dense channels");
   check_dense(rows, op, "rows", keys.dtype(), {rows.size(0), keys.size(3)});
   const int64_t count = rows.size(0), block_tokens = keys.size(1);
   if (blocks) {
+    check_on_cpu(op);
     check_blocks(op, blocks, blocks.keys.size(0), block_tokens);
     check_tokens(op, blocks, b, count, block_tokens);
   } else {
     DS_CHECK(b < keys.size(0) && count <= block_tokens, Code::kInvalidArgument, op, ": sequence ",
              b, " has no ", count, " tokens in keys of shape ", keys.shape().text());
+  }
+  if (ctx.device->kind() != DeviceKind::kCpu) {
+    const int64_t item = dtype_size(keys.dtype()), row = keys.size(3) * item;
+    return copy_rows(
+        *ctx.device, {rows.raw(), row},
+        {static_cast<std::byte*>(keys.raw()) + b * keys.stride(0) * item, keys.stride(1) * item},
+        row, count);
   }
   with_float_type(keys, [&](auto type) {
     using T = decltype(type);

@@ -116,9 +116,6 @@ void rotary_append(const OpContext& ctx, Tensor& q, const Tensor& k, const Tenso
   check_heads(k, op, "k");
   check_like(op, k, "k", q.dtype(), {q.size(0), q.size(1), k.size(2), q.size(3)});
   if (v) check_like(op, v, "v", q.dtype(), k.shape());
-  DS_CHECK(v || ctx.device->kind() == DeviceKind::kCpu, Code::kUnsupported, op,
-           ": a cache whose values are channels of its keys is for a CPU, not for ",
-           ctx.device->describe());
   check_cache(op, k, static_cast<bool>(v), to);
   if (angles.cos) check_angles(op, q, angles);
   DS_CHECK(!options.inverse, Code::kInvalidArgument, op, ": keys of a cache turn forward only");

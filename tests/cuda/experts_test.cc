@@ -244,7 +244,6 @@ std::vector<Variant> variants() {
       {"activation_checkpointing", {{"enabled", true}, {"number_checkpoints", 2}}}};
   std::vector<Variant> out;
   for (const zero_test::ExpertModel& model : zero_test::expert_models({3, 6})) {
-    if (std::string(model.name).find("deepseek") != std::string::npos) continue;
     out.push_back({model.name, model.model, Json::object(), 1e-5, 1e-4, 5e-4});
   }
   const auto add = [&](const char* name, const Json& model, const Json& config) {
@@ -387,7 +386,8 @@ Tensor logits_on(models::Model& model, const std::vector<int32_t>& text) {
 // Every token that the GPU chooses is, on the CPU, the likeliest or as likely as that one.
 TEST_F(GpuExpertModel, Generate) {
   for (const Json& config : {zero_test::mixtral(), zero_test::qwen2_moe(),
-                             zero_test::gpt_moe({{"mlp_type", "residual"}})}) {
+                             zero_test::gpt_moe({{"mlp_type", "residual"}}),
+                             zero_test::deepseek("deepseek_v3", {{"n_shared_experts", 1}})}) {
     SCOPED_TRACE(config.at("model_type").get<std::string>());
     const auto cpu = make_model(config, false), gpu = make_model(config, true);
     const std::vector<int32_t> text = continue_on(*gpu);

@@ -35,6 +35,8 @@ std::vector<Variant> variants() {
   return {{"Mixtral", mixtral, Json::object()},
           {"Top2WithBias", top2, recomputed, 3},
           {"Qwen2Bf16", qwen2, kBf16, 2, 1, coarse, far},
+          {"DeepSeekV3",
+           zero_test::deepseek("deepseek_v3", {{"moe_router_bias_update_rate", 0.01}}), recomputed},
           {"SharedMixtral", mixtral, recomputed, 2, 2},
           {"SharedQwen2OfFour", qwen2, Json::object(), 4, 2},
           {"SharedTop2Bf16", top2, kBf16, 2, 2, coarse, far}};

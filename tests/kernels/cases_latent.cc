@@ -1,6 +1,6 @@
-// Rows of latent attention, which runs on the CPU: attention whose values have another size than
-// its keys, or are channels of them; keys of heads from a latent; products of each head with a
-// matrix of its own.
+// Rows of latent attention: attention whose values have another size than its keys; keys of heads
+// from a latent; and, on the CPU alone, values that are channels of long keys and products of each
+// head with a matrix of its own.
 #include "kernels/attention/latent.h"
 #include "kernels/attention_case.h"
 #include "kernels/matmul/matmul.h"
@@ -190,6 +190,12 @@ OpCase row_of(const std::string& name,
   row.check = std::move(check);
   return row;
 }
+OpCase cpu_row_of(const std::string& name,
+                  std::function<CaseResult(const OpContext&, uint64_t)> check) {
+  OpCase row = row_of(name, std::move(check));
+  row.on_gpus = false;
+  return row;
+}
 
 void add_attention_rows(std::vector<OpCase>& rows) {
   for (const DType dtype : kFloatTypes) {
@@ -218,14 +224,14 @@ void add_attention_rows(std::vector<OpCase>& rows) {
     }
     // Longer than heads of training may be.
     const Spec wide = with_values({"wide_decode", dtype, 1, 8, 1, 2, 600, 576}, 512);
-    rows.push_back(row_of("latent_" + wide.name(), [wide](const OpContext& ctx, uint64_t seed) {
+    rows.push_back(cpu_row_of("latent_" + wide.name(), [wide](const OpContext& ctx, uint64_t seed) {
       return check_forward(wide, ctx, seed);
     }));
     for (const Spec& spec : {with_values({"shared", dtype, 2, 8, 1, 1, 700, 72}, 64),
                              with_values({"shared", dtype, 1, 6, 1, 4, 45, 576}, 512)}) {
-      rows.push_back(row_of("latent_" + spec.name(), [spec](const OpContext& ctx, uint64_t seed) {
-        return check_shared(spec, ctx, seed);
-      }));
+      rows.push_back(cpu_row_of(
+          "latent_" + spec.name(),
+          [spec](const OpContext& ctx, uint64_t seed) { return check_shared(spec, ctx, seed); }));
     }
   }
 }
@@ -246,15 +252,15 @@ std::vector<OpCase> latent_cases() {
     }
     for (const bool transposed : {false, true}) {
       for (const Shape& x : {Shape{1, 1, 1}, Shape{1, 5, 20}, Shape{4, 3, 33}, Shape{9, 4, 128}}) {
-        rows.push_back(row_of(str_cat("head_linear/", type_name(dtype), transposed ? "/t/" : "/",
-                                      x[0], "x", x[1], "x", x[2]),
-                              [=](const OpContext& ctx, uint64_t seed) {
-                                return check_heads(dtype, x, 37, transposed, ctx, seed);
-                              }));
+        rows.push_back(cpu_row_of(str_cat("head_linear/", type_name(dtype),
+                                          transposed ? "/t/" : "/", x[0], "x", x[1], "x", x[2]),
+                                  [=](const OpContext& ctx, uint64_t seed) {
+                                    return check_heads(dtype, x, 37, transposed, ctx, seed);
+                                  }));
       }
     }
   }
-  rows.push_back(row_of("latent/refusals", check_refusals));
+  rows.push_back(cpu_row_of("latent/refusals", check_refusals));
   return rows;
 }
 

@@ -32,8 +32,9 @@ struct OpCase {
   std::function<CaseResult(const OpContext&, uint64_t seed)> gradient;
   // Prepares inputs and returns the body to time; empty where a size is not worth timing.
   std::function<std::function<void()>(const OpContext&)> prepare;
-  double flops = 0;  // per call of the body
-  double bytes = 0;  // least traffic per call of the body
+  double flops = 0;     // per call of the body
+  double bytes = 0;     // least traffic per call of the body
+  bool on_gpus = true;  // false: the operator refuses GPUs, though its family does not
 };
 
 // One function per family, in cases_<family>.cc.
