@@ -1,6 +1,5 @@
 #include "nn/moe.h"
 
-#include <algorithm>
 #include <memory>
 #include <optional>
 #include <utility>

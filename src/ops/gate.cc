@@ -177,12 +177,6 @@ void gate_z_sum(const OpContext& ctx, const Tensor& logits, const Tensor& counte
   });
 }
 
-double gate_z_sum(const OpContext& ctx, const Tensor& logits, const Tensor& counted) {
-  Tensor sum = ctx.workspace(DType::kFloat64, {1});
-  gate_z_sum(ctx, logits, counted, sum);
-  return *sum.data<double>();
-}
-
 void gate_backward(const OpContext& ctx, const GateRule& rule, const Tensor& logits,
                    const Tensor& scores, const Tensor& chosen, const GateGradients& gradients,
                    Tensor& dlogits) {

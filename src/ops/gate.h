@@ -55,9 +55,8 @@ struct CountedRoutes {
 void gate_sums(const OpContext& ctx, GateScores kind, const Tensor& scores,
                const CountedRoutes& counted, Tensor& probabilities, Tensor& routes,
                const Tensor& all = {});
-// Into float64 [1]; the second, for tensors in host memory, returns it.
+// Into float64 [1].
 void gate_z_sum(const OpContext& ctx, const Tensor& logits, const Tensor& counted, Tensor& sum);
-double gate_z_sum(const OpContext& ctx, const Tensor& logits, const Tensor& counted);
 
 // dlogits from dweights (empty: none) and the losses of the gate: `balance` fp32 [experts] or
 // empty, the gradient of the probabilities of counted tokens; `z` that of the sum of squared
