@@ -171,7 +171,7 @@ Routed route_to_all(Tape& tape, const Value& logits, ops::GateScores kind) {
   pass.logits = logits.data;
   pass.scores = tape.new_activation(DType::kFloat32, logits.data.shape());
   ops::gate_scores(tape.ctx(), kind, logits.data, pass.scores);
-  const Routed routed{routes, tape.make_value(pass.scores)};
+  Routed routed{routes, tape.make_value(pass.scores)};
   record_gate(tape, logits, routed, pass);
   return routed;
 }
@@ -283,8 +283,8 @@ Routed route(Tape& tape, const Value& x, const Moe& layer, const MoePass& moe_pa
     sums->kept = loads_of(*routes);
     pass.record->set(layer.index, std::move(*sums));
   }
-  const Routed routed{
-      routes, tape.make_value(tape.new_activation(DType::kFloat32, routes->chosen.shape()))};
+  Routed routed{routes,
+                tape.make_value(tape.new_activation(DType::kFloat32, routes->chosen.shape()))};
   Tensor weights = routed.weights.data;
   ops::route_weights(ctx, router.rule, pass.scores, routes->chosen, weights);
   record_gate(tape, logits, routed, pass);
