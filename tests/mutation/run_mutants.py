@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 
 import find_mutants
 
@@ -37,7 +38,7 @@ FOLDERS = ["src/optim", "src/zero", "src/checkpoint", "src/config"]
 OWN = {
     "src/optim": ["unit_optim"],
     "src/config": ["unit_config"],
-    "src/checkpoint": ["unit_checkpoint", "prop_durability"],
+    "src/checkpoint": ["unit_checkpoint", "unit_checkpoint_races", "prop_durability"],
     "src/zero": ["unit_zero", "unit_zero_groups", "unit_zero_stored", "unit_zero_zenflow", "unit_zero_super_offload",
                  "unit_zero_experts", "unit_zero_expert_parallel"],
 }
@@ -52,7 +53,7 @@ class Test:
     program: pathlib.Path
     name: str
     seconds: float = 0.0
-    reached: frozenset = frozenset()
+    reached: Collection = ()
 
     def label(self):
         return f"{self.program.name} {self.name}"
@@ -196,7 +197,7 @@ def trace(test):
             if run_tests(test.program, [test.name], {"DS_MUTANT_TRACE": file.name}, 600) is None:
                 test.seconds = time.monotonic() - start
                 numbers = pathlib.Path(file.name).read_bytes()
-                test.reached = frozenset(struct.unpack(f"={len(numbers) // 4}i", numbers))
+                test.reached = struct.unpack(f"={len(numbers) // 4}i", numbers)
                 return test
     return None
 
@@ -219,20 +220,20 @@ def trace_all(programs, folder, mutants, pool, quick):
     for program in programs:
         objects = sorted((program.parent / "CMakeFiles" / f"{program.name}.dir").rglob("*.o"))
         names = [name for name in tests_of(program) if quick is None or f"{program.name}.{name}" in quick]
-        key = find_mutants.digest(which, *names, *objects)
+        key = find_mutants.digest(which, *objects)
         if kept.get(program.name, {}).get("key") != key:
-            tests = [Test(program, name) for name in names]
-            rows = {}
-            for test, traced in zip(tests, pool.map(trace, tests)):
-                if traced is None:
-                    print(f"left out, fails without a mutant: {test.label()}", flush=True)
-                else:
-                    rows[test.name] = [test.seconds, sorted(test.reached)]
-            kept[program.name] = {"key": key, "tests": rows}
+            kept[program.name] = {"key": key, "tests": {}}
+        rows = kept[program.name]["tests"]
+        tests = [Test(program, name) for name in names if name not in rows]
+        for test, traced in zip(tests, pool.map(trace, tests)):
+            if traced is None:
+                print(f"left out, fails without a mutant: {test.label()}", flush=True)
+            else:
+                rows[test.name] = [test.seconds, sorted(set(test.reached))]
+        if tests:
             file.write_text(json.dumps(kept))
             print(f"{program.name}: {len(rows)} tests, {sum(row[0] for row in rows.values()):.0f} s", flush=True)
-        out += [Test(program, name, seconds, frozenset(reached))
-                for name, (seconds, reached) in kept[program.name]["tests"].items()]
+        out += [Test(program, name, *rows[name]) for name in names if name in rows]
     return out
 
 
@@ -306,14 +307,22 @@ def print_report(outcomes):
 
 
 def own_programs(mutants):
+    """Of their folders."""
     return [name for folder, names in OWN.items() if any(m.file.startswith(folder + "/") for m in mutants) for name in names]
 
 
-def try_all(numbers, tests, seconds, pool, outcomes, after_each):
-    reached = frozenset().union(*(t.reached for t in tests))
+def try_all(numbers, tests, own, seconds, pool, outcomes, after_each):
+    """On the tests of each mutant's own folder, or on all others."""
+    reached = set().union(*(t.reached for t in tests))
     print(f"{len(numbers)} mutants, {len(reached & set(numbers.values()))} of them reached by {len(tests)} tests of "
           f"{sum(t.seconds for t in tests):.0f} s", flush=True)
-    waiting = {pool.submit(killer, n, tests, seconds, outcomes.get(m, Outcome(None)).tried): m for m, n in numbers.items()}
+
+    def start(mutant, number):
+        programs = own_programs([mutant])
+        meant = [t for t in tests if (t.program.name in programs) == own]
+        return pool.submit(killer, number, meant, seconds, outcomes.get(mutant, Outcome(None)).tried)
+
+    waiting = {start(m, n): m for m, n in numbers.items()}
     for done, future in enumerate(concurrent.futures.as_completed(waiting), 1):
         mutant, outcome = waiting[future], future.result()
         outcomes[mutant] = outcome
@@ -338,6 +347,7 @@ def options_of(arguments):
     parser.add_argument("--folders", nargs="+", default=FOLDERS)
     parser.add_argument("--only", default="", help="files that begin so, all their mutants that do not overlap")
     parser.add_argument("--again", action="store_true", help="those that survived the last run, and those not tried in it")
+    parser.add_argument("--rest", action="store_true", help="with --again: only those not tried in the last run")
     parser.add_argument("--compile-commands", default=ROOT / "build/dev", help="the build tree that describes the sources")
     return parser.parse_args(arguments)
 
@@ -358,7 +368,7 @@ def chosen_mutants(options, folder, listed):
         mutants = choose(found, left_out, len(found) if options.only else options.count, options.seed)
         print(f"{len(found)} possible mutants, {len(left_out)} of them equivalent, {len(mutants)} chosen with seed "
               f"{options.seed}", flush=True)
-        return mutants, {}, set()
+        return mutants, {}, set(), set()
     by_place = {m.place(): m for m in found}
     mutants = [by_place[place] for place in again if place in by_place]
     outcomes = {m: Outcome(again[m.place()]["killed_by"]) if again[m.place()]["compiles"] else None for m in mutants
@@ -366,7 +376,7 @@ def chosen_mutants(options, folder, listed):
     for place in again.keys() - by_place.keys():
         print("no longer there:", *place[:2], flush=True)
     print(f"{len(mutants)} mutants of the last run, {len(left_out & set(mutants))} of them equivalent", flush=True)
-    return mutants, outcomes, left_out
+    return mutants, outcomes, left_out, {m for m in mutants if again[m.place()]["tried"]}
 
 
 def main():
@@ -378,25 +388,30 @@ def main():
 
     listed = pathlib.Path(__file__).with_name("equivalent.txt")
     find_mutants.check_lines(ROOT, listed)
-    mutants, outcomes, left_out = chosen_mutants(options, folder, listed)
+    mutants, outcomes, left_out, tried = chosen_mutants(options, folder, listed)
     copy_sources(source, mutants)
     in_build = [None if m in outcomes and outcomes[m] is None else m for m in mutants]
     programs = build(source, tree, options.jobs, in_build, own_programs(mutants) + ([] if options.own else OTHERS))
     outcomes.update({m: None for m, built in zip(mutants, in_build) if built is None})
+    if options.rest:
+        outcomes.update({m: Outcome(None) for m in tried - outcomes.keys()})
     print(f"{sum(m is not None for m in in_build)} mutants compile", flush=True)
     write_report(mutants, outcomes, folder)
 
     if options.build:
         return
     quick = None if options.quick is None else quick_tests(options.quick)
-    numbers = {m: n for n, m in enumerate(in_build) if m is not None and m not in outcomes and m not in left_out}
+    numbers = {m: n for n, m in enumerate(in_build)
+               if m is not None and m not in outcomes and m not in left_out}
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        for names in (own_programs(numbers), OTHERS):
-            left = {m: n for m, n in numbers.items() if m not in outcomes or (outcomes[m].whole and not outcomes[m].killed_by)}
-            if not left or (options.own and names is OTHERS):
+        for own in (True,) if options.own else (True, False):
+            left = {m: n for m, n in numbers.items()
+                    if m not in outcomes or (outcomes[m].whole and not outcomes[m].killed_by)}
+            if not left:
                 break
-            tests = trace_all([p for p in programs if p.name in names], folder, in_build, pool, quick)
-            try_all(left, tests, options.seconds, pool, outcomes, lambda: write_report(mutants, outcomes, folder))
+            wanted = own_programs(left) if own else set(own_programs(mutants)) | set(OTHERS)
+            tests = trace_all([p for p in programs if p.name in wanted], folder, in_build, pool, quick)
+            try_all(left, tests, own, options.seconds, pool, outcomes, lambda: write_report(mutants, outcomes, folder))
     print_report({m: o for m, o in outcomes.items() if m not in left_out})
 
 

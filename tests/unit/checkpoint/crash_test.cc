@@ -141,6 +141,22 @@ TEST(Crash, LeftoversOfEveryKindAreHandled) {
   EXPECT_FALSE(fs::exists(save / ".rolling.old.1.3"));
 }
 
+// Of whatever a save of several ranks had made when it died.
+TEST(Crash, LeftoversGoWithEveryFileThatASaveMakes) {
+  DS_SEED_TRACE();
+  const TempFolder folder;
+  const fs::path save = folder.path() / "save";
+  save_sample(options_for(save, "t"), test_seed(), 1);
+  for (const char* name : {"manifest.dsm", "latest.next", "data-00000.bin", "data-00012.bin",
+                           "part-00001.open", "part-00002.done", "part-00003.failed"}) {
+    const fs::path left = save / ".next.tmp.1.0";
+    fs::create_directory(left);
+    spill(left / name, "x");
+    save_sample(options_for(save, "t"), test_seed(), 2);
+    EXPECT_FALSE(fs::exists(left)) << name;
+  }
+}
+
 TEST(Crash, ForeignFilesInAReplacedCheckpointAreKept) {
   DS_SEED_TRACE();
   const TempFolder folder;
