@@ -369,11 +369,16 @@ def chosen_mutants(options, folder, listed):
         print(f"{len(found)} possible mutants, {len(left_out)} of them equivalent, {len(mutants)} chosen with seed "
               f"{options.seed}", flush=True)
         return mutants, {}, set(), set()
+    # Those whose line is gone leave their number, so that the others keep theirs.
     by_place = {m.place(): m for m in found}
-    mutants = [by_place[place] for place in again if place in by_place]
+    gone = [place for place in again if place not in by_place]
+    by_place.update({p: find_mutants.Mutant(p[0], 0, 0, 0, p[1], "", p[2], p[3]) for p in gone})
+    mutants = [by_place[place] for place in again]
+    for place in gone:
+        again[place]["compiles"] = False
     outcomes = {m: Outcome(again[m.place()]["killed_by"]) if again[m.place()]["compiles"] else None for m in mutants
                 if again[m.place()]["killed_by"] or not again[m.place()]["compiles"]}
-    for place in again.keys() - by_place.keys():
+    for place in gone:
         print("no longer there:", *place[:2], flush=True)
     print(f"{len(mutants)} mutants of the last run, {len(left_out & set(mutants))} of them equivalent", flush=True)
     return mutants, outcomes, left_out, {m for m in mutants if again[m.place()]["tried"]}

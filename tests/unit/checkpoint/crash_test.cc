@@ -133,6 +133,7 @@ TEST(Crash, LeftoversOfEveryKindAreHandled) {
   auto left = leftovers(save);
   std::sort(left.begin(), left.end());
   EXPECT_EQ(left, (std::vector<std::string>{".git", ".x.tmp.1.0"}));
+  EXPECT_FALSE(fs::exists(save / "next")) << "what was never put into its place stays away";
   EXPECT_EQ(slurp(save / ".x.tmp.1.0/notes.txt"), "mine");
 
   // An old copy whose tag exists again is not needed.
@@ -379,7 +380,8 @@ TEST(Crash, ALiveWritersFolderIsNotCleanedAway) {
   const std::string bytes(10, 'x');
   slow.part().add_tensor(make_meta("w", TensorKind::kModel, DType::kUInt8, {10}), bytes_of(bytes));
   save_sample(options_for(save, "quick"), test_seed(), 1);
-  EXPECT_EQ(leftovers(save).size(), 1u);
+  ASSERT_EQ(leftovers(save).size(), 1u);
+  EXPECT_EQ(leftovers(save)[0].rfind(".slow.tmp.", 0), 0u) << leftovers(save)[0];
   slow.commit();
   EXPECT_TRUE(CheckpointReader::open(save, "slow").verify_all().empty());
   EXPECT_TRUE(leftovers(save).empty());

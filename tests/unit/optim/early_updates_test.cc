@@ -116,6 +116,10 @@ TEST_P(AheadUpdates, KeptUpdatesAreThoseOfTheStep) {
     EXPECT_FALSE(ahead_->ahead()->undone);
     compare("all was made ahead");
   }
+  expect(step(), {5, 0, 3});
+  ahead_->undo_ahead();  // no step is expected any more
+  EXPECT_EQ(ahead_->ahead()->share, 1) << "of the last step";
+  compare("undone");
 }
 
 TEST_P(AheadUpdates, WhatIsMissingIsMadeByTheStep) {
