@@ -40,10 +40,10 @@ OWN = {
     "src/config": ["unit_config"],
     "src/checkpoint": ["unit_checkpoint", "unit_checkpoint_races", "prop_durability"],
     "src/zero": ["unit_zero", "unit_zero_groups", "unit_zero_stored", "unit_zero_zenflow", "unit_zero_super_offload",
-                 "unit_zero_experts", "unit_zero_expert_parallel"],
+                 "unit_zero_experts", "emulated_offload"],
 }
 OTHERS = ["prop_checkpoints", "unit_engine", "unit_engine_plan", "capi_abi", "prop_training", "properties_zero",
-          "emulated_offload"]
+          "unit_zero_expert_parallel", "emulated_graph"]
 # Tests that run in one process until together they take so long.
 BATCH_SECONDS, BATCH_TESTS = 3.0, 200
 
@@ -203,7 +203,8 @@ def trace(test):
 
 
 def quick_tests(seconds):
-    """Names, as ctest has them, of those that took at most so long when ctest last ran them in build/dev."""
+    """Names, as ctest has them, of those that took at most so long when ctest last ran them in build/dev. What it did not
+    run is not among them."""
     costs = ROOT / "build/dev/Testing/Temporary/CTestCostData.txt"
     if not costs.exists():
         sys.exit("mutation: --quick needs the times of an earlier run: ctest --test-dir build/dev")
@@ -211,7 +212,7 @@ def quick_tests(seconds):
     return {row[0] for row in rows if len(row) == 3 and 0 < float(row[2]) <= seconds}
 
 
-def trace_all(programs, folder, mutants, pool, quick):
+def trace_all(programs, folder, mutants, pool, meant):
     """Traces of the last run are kept while the mutants and the program's own objects are the same."""
     file = folder / "traces.json"
     which = find_mutants.digest(*(repr(m and m.place()) for m in mutants))
@@ -219,7 +220,7 @@ def trace_all(programs, folder, mutants, pool, quick):
     out = []
     for program in programs:
         objects = sorted((program.parent / "CMakeFiles" / f"{program.name}.dir").rglob("*.o"))
-        names = [name for name in tests_of(program) if quick is None or f"{program.name}.{name}" in quick]
+        names = [name for name in tests_of(program) if meant(f"{program.name}.{name}")]
         key = find_mutants.digest(which, *objects)
         if kept.get(program.name, {}).get("key") != key:
             kept[program.name] = {"key": key, "tests": {}}
@@ -342,6 +343,7 @@ def options_of(arguments):
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=120, help="of tests for a mutant, the quickest first; 0: all that reach it")
     parser.add_argument("--quick", type=float, help="only tests that took at most so many seconds when ctest last ran in build/dev")
+    parser.add_argument("--slow", action="store_true", help="with --quick: only the others")
     parser.add_argument("--own", action="store_true", help="only tests of the mutant's own folder")
     parser.add_argument("--build", action="store_true", help="only compile them; --again tries them")
     parser.add_argument("--folders", nargs="+", default=FOLDERS)
@@ -405,7 +407,11 @@ def main():
 
     if options.build:
         return
-    quick = None if options.quick is None else quick_tests(options.quick)
+    quick = set() if options.quick is None else quick_tests(options.quick)
+
+    def meant(name):
+        return options.quick is None or (name in quick) != options.slow
+
     numbers = {m: n for n, m in enumerate(in_build)
                if m is not None and m not in outcomes and m not in left_out}
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
@@ -415,7 +421,7 @@ def main():
             if not left:
                 break
             wanted = own_programs(left) if own else set(own_programs(mutants)) | set(OTHERS)
-            tests = trace_all([p for p in programs if p.name in wanted], folder, in_build, pool, quick)
+            tests = trace_all([p for p in programs if p.name in wanted], folder, in_build, pool, meant)
             try_all(left, tests, own, options.seconds, pool, outcomes, lambda: write_report(mutants, outcomes, folder))
     print_report({m: o for m, o in outcomes.items() if m not in left_out})
 
