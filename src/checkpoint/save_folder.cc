@@ -338,8 +338,8 @@ bool TemporaryFolder::rename_into_place(bool exchange, fs::path* replaced) {
   }
   if (::rename(path_.c_str(), target.c_str()) != 0) {
     const int failure = errno;
-    // Another one's checkpoint under the name takes the old one's place. After any other failure the old one stays
-    // where it is until a save brings it back.
+    // Another one's checkpoint under the name takes the old one's place. After any other failure
+    // the old one stays where it is until a save brings it back.
     if (::rename(aside.c_str(), target.c_str()) != 0 && (errno == ENOTEMPTY || errno == EEXIST)) {
       remove_replaced(aside);
     }

@@ -1,5 +1,5 @@
-// What other processes do between two calls of a save, and file systems that lack a call: this program defines the
-// calls anew, so that each such moment comes when a test wants it.
+// What other processes do between two calls of a save, and file systems that lack a call: this
+// program defines the calls anew, so that each such moment comes when a test wants it.
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/syscall.h>
@@ -194,7 +194,8 @@ TEST_P(Races, ANameForTheOldOneThatIsTakenMeanwhileIsLeftAlone) {
   EXPECT_EQ(leftovers(save_).size(), 1U);
 }
 
-// A disk that fails when the new one is to take the old one's place: the old one comes back, and the error is the first.
+// A disk that fails when the new one is to take the old one's place: the old one comes back, and
+// the error is the first.
 TEST_P(Races, AFailureInBetweenBringsTheOldOneBack) {
   if (GetParam()) GTEST_SKIP() << "an exchange leaves nothing in between";
   DS_SEED_TRACE();
@@ -223,8 +224,7 @@ TEST_P(Races, AFailureInBetweenBringsTheOldOneBack) {
 
 TEST_P(Races, LatestIsWrittenThoughAnotherWriterTookTheFolderOver) {
   DS_SEED_TRACE();
-  once([](const fs::path& from, const fs::path&,
-          bool) { return from.filename() == "latest.next"; },
+  once([](const fs::path& from, const fs::path&, bool) { return from.filename() == "latest.next"; },
        [&] {
          fs::remove_all(save_ / "t");
          put_spare_at(save_ / "t");
@@ -237,8 +237,7 @@ TEST_P(Races, LatestIsWrittenThoughAnotherWriterTookTheFolderOver) {
 
 TEST_P(Races, ALatestThatCannotBeReplacedIsToldWithTheCheckpointComplete) {
   DS_SEED_TRACE();
-  once([](const fs::path& from, const fs::path&,
-          bool) { return from.filename() == "latest.next"; },
+  once([](const fs::path& from, const fs::path&, bool) { return from.filename() == "latest.next"; },
        [] { return EACCES; });
   const Error error = error_of([&] { write("t", 2); });
   EXPECT_NE(error.message().find("the checkpoint is complete"), std::string::npos)

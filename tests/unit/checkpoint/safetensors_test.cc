@@ -276,7 +276,8 @@ TEST_F(SafetensorsTest, ShardsAndTheirIndex) {
   EXPECT_EQ(error_of([&] { const SafetensorsModel none(out); }).code(), Code::kNotFound);
 }
 
-// Tensors that come piece by piece, beside others that are there: the same file, whether one or several.
+// Tensors that come piece by piece, beside others that are there: the same file, whether one or
+// several.
 TEST_F(SafetensorsTest, PiecesMakeTheFileThatWholeTensorsMake) {
   DS_SEED_TRACE();
   std::vector<std::string> contents;

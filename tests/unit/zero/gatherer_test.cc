@@ -109,8 +109,8 @@ class Gatherer : public ::testing::Test {
 
 TEST_F(Gatherer, NothingIsFetchedAheadBeforeTheOrderIsKnown) {
   limit({});
-  EXPECT_THAT(pass({0, 1, 0, 2}), ElementsAre("start 0", "finish 0", "start 1", "finish 1",
-                                              "start 2", "finish 2"));
+  EXPECT_THAT(pass({0, 1, 0, 2}),
+              ElementsAre("start 0", "finish 0", "start 1", "finish 1", "start 2", "finish 2"));
 }
 
 TEST_F(Gatherer, OnceItIsKnownAsMuchIsUnderWayAsIsAllowed) {
