@@ -338,7 +338,11 @@ bool TemporaryFolder::rename_into_place(bool exchange, fs::path* replaced) {
   }
   if (::rename(path_.c_str(), target.c_str()) != 0) {
     const int failure = errno;
-    if (::rename(aside.c_str(), target.c_str()) != 0) remove_replaced(aside);
+    // Another one's checkpoint under the name takes the old one's place. After any other failure
+    // the old one stays where it is until a save brings it back.
+    if (::rename(aside.c_str(), target.c_str()) != 0 && (errno == ENOTEMPTY || errno == EEXIST)) {
+      remove_replaced(aside);
+    }
     if (failure == ENOTEMPTY || failure == EEXIST) return false;
     errno = failure;
     fail_errno("cannot put the checkpoint at", target);

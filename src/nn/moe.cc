@@ -219,7 +219,7 @@ Routed route(Tape& tape, const Value& x, const Moe& layer, const MoePass& moe_pa
       tape.make_value(tape.new_activation(DType::kFloat32, gate.routes.chosen.shape()));
   Tensor numbers = weights.data;
   gate.weigh(numbers);
-  const Routed routed{std::make_shared<const Routes>(std::move(gate.routes)), weights};
+  Routed routed{std::make_shared<const Routes>(std::move(gate.routes)), weights};
   record_gate(tape, logits, routed, pass);
   return routed;
 }

@@ -4,7 +4,9 @@ A mutant is an edit of one place: the text there is replaced by an expression or
 both meanings and asks ds::mutation::on(NUMBER) which one is wanted. So all mutants share one build.
 """
 import collections
+import concurrent.futures
 import dataclasses
+import hashlib
 import json
 import pathlib
 import re
@@ -42,10 +44,11 @@ class Mutant:
     what: str       # for people
     text: str       # the new text, with @ where the number goes
     source: str     # the line that it is in
+    nth: int = 0    # among those of the same file, change and line
 
     def place(self):
-        """The same in another run, as long as the file does not change."""
-        return [self.file, self.start, self.end, self.what]
+        """The same in another run, as long as the line does not change."""
+        return (self.file, self.what, self.source, self.nth)
 
     def name(self):
         return f"{self.file}:{self.line}: {self.what}"
@@ -237,22 +240,59 @@ def equivalent(found, list_of_them):
     return out
 
 
-def find(root, build, folders):
-    """Mutants of every source below `folders`, in the order of files and places."""
+def numbered(found):
+    """Each once (a header's cursor or a template may be met twice), and counted where the words are the same."""
+    seen = collections.Counter()
+    out = []
+    for mutant in dict.fromkeys(found):
+        words = (mutant.file, mutant.what, mutant.source)
+        out.append(dataclasses.replace(mutant, nth=seen[words]))
+        seen[words] += 1
+    return out
+
+
+def digest(*parts):
+    total = hashlib.sha256()
+    for part in parts:
+        data = part.read_bytes() if isinstance(part, pathlib.Path) else part.encode()
+        total.update(len(data).to_bytes(8, "big") + data)
+    return total.hexdigest()
+
+
+def find_in(root, file, command, cache):
+    """Mutants of one source: from the cache while it, its command and the headers of the checkout are the same."""
+    kept = cache / (str(file.relative_to(root)).replace("/", "_") + ".json")
+    tool = pathlib.Path(__file__)
+    if kept.exists():
+        old = json.loads(kept.read_text())
+        read = [root / name for name in old["read"]]
+        if all(path.exists() for path in read) and old["digest"] == digest(command, tool, *read):
+            return [Mutant(**fields) for fields in old["found"]]
+    unit = cindex.Index.create().parse(str(file), args=clang_arguments(command))
+    # Lesser errors are C++20 that this libclang does not know yet; they cost the statement they are in.
+    errors = [d for d in unit.diagnostics if d.severity == cindex.Diagnostic.Fatal]
+    if errors:
+        raise SystemExit(f"mutation: libclang cannot read {file}: {errors[0].spelling}")
+    found = numbered(Finder(root, file, unit).found)
+    headers = {pathlib.Path(include.include.name).resolve() for include in unit.get_includes()}
+    read = [file, *sorted(path for path in headers if path.is_relative_to(root))]
+    kept.write_text(json.dumps({"digest": digest(command, tool, *read),
+                                "read": [str(path.relative_to(root)) for path in read],
+                                "found": [dataclasses.asdict(mutant) for mutant in found]}))
+    return found
+
+
+def find(root, build, wanted, cache, jobs):
+    """Mutants of every source for whose name `wanted` holds, in the order of files and places."""
     root = pathlib.Path(root).resolve()
+    cache.mkdir(parents=True, exist_ok=True)
     commands = json.loads((pathlib.Path(build) / "compile_commands.json").read_text())
-    index = cindex.Index.create()
-    found = []
+    sources = {}
     for entry in sorted(commands, key=lambda e: e["file"]):
         file = pathlib.Path(entry["file"])
         # Programs that only the build runs are not tried.
-        if file.name.endswith("_main.cc") or not any(file.is_relative_to(root / folder) for folder in folders):
-            continue
-        unit = index.parse(str(file), args=clang_arguments(entry["command"]))
-        # Lesser errors are C++20 that this libclang does not know yet; they cost the statement they are in.
-        errors = [d for d in unit.diagnostics if d.severity == cindex.Diagnostic.Fatal]
-        if errors:
-            raise SystemExit(f"mutation: libclang cannot read {file}: {errors[0].spelling}")
-        found += Finder(root, file, unit).found
-    # A header's cursor or a template may be met twice.
-    return list(dict.fromkeys(found))
+        if file.is_relative_to(root) and not file.name.endswith("_main.cc") and wanted(str(file.relative_to(root))):
+            sources[file] = entry["command"]
+    with concurrent.futures.ProcessPoolExecutor(jobs) as pool:
+        parts = pool.map(find_in, [root] * len(sources), sources, sources.values(), [cache] * len(sources))
+        return [mutant for part in parts for mutant in part]

@@ -3,11 +3,13 @@
     scripts/mutation                         300 mutants of optim, zero, checkpoint and config
     scripts/mutation --count 50 --seed 7 --folders src/optim
     scripts/mutation --only 'src/optim/schedule.cc'      every mutant of files that begin so
-    scripts/mutation --again                 those that survived the last run, after tests were added
+    scripts/mutation --again                 those that survived the last run, or were not tried in it, after
+                                             tests were added: only what changed is compiled and traced again
 
-One build holds all chosen mutants (find_mutants.py); every test suite is run once to see which mutants
-it reaches; then each mutant is turned on and the suites that reach it run, the quickest first, until one
-fails. A mutant that no test notices survives, and is printed. The report is build/mutation/report.json.
+One build holds all chosen mutants (find_mutants.py); every test is run once to see which mutants it
+reaches; then each mutant is turned on and the tests that reach it run, the quickest first, until one
+fails, twice. A mutant that no test notices survives, and is printed; so does one that tests of --seconds
+did not notice. The report is build/mutation/report.json, written after every mutant.
 equivalent.txt beside this file lists mutants that change nothing that can be seen; they are not tried.
 """
 import argparse
@@ -26,26 +28,42 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 
 import find_mutants
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDERS = ["src/optim", "src/zero", "src/checkpoint", "src/config"]
-# Programs of GoogleTest whose suites are tried.
-PROGRAMS = ["unit_optim", "unit_config", "unit_checkpoint", "unit_zero", "unit_zero_groups", "unit_zero_stored",
-            "unit_zero_zenflow", "unit_zero_experts", "unit_engine", "unit_engine_plan",
-            "properties_zero", "prop_training", "prop_checkpoints", "prop_durability", "capi_abi", "emulated_offload"]
+# Programs of GoogleTest whose tests are tried: those of the mutant's own folder, then the others.
+OWN = {
+    "src/optim": ["unit_optim"],
+    "src/config": ["unit_config"],
+    "src/checkpoint": ["unit_checkpoint", "unit_checkpoint_races", "prop_durability"],
+    "src/zero": ["unit_zero", "unit_zero_groups", "unit_zero_stored", "unit_zero_zenflow", "unit_zero_super_offload",
+                 "unit_zero_experts", "emulated_offload"],
+}
+OTHERS = ["prop_checkpoints", "unit_engine", "unit_engine_plan", "capi_abi", "prop_training", "properties_zero",
+          "unit_zero_expert_parallel", "emulated_graph"]
+# Tests that run in one process until together they take so long.
+BATCH_SECONDS, BATCH_TESTS = 3.0, 200
 
 
 @dataclasses.dataclass
-class Suite:
+class Test:
     program: pathlib.Path
     name: str
     seconds: float = 0.0
-    reached: frozenset = frozenset()
+    reached: Collection = ()
 
     def label(self):
         return f"{self.program.name} {self.name}"
+
+
+@dataclasses.dataclass
+class Outcome:
+    killed_by: str | None
+    tried: float = 0.0  # seconds that the tests take without a mutant
+    whole: bool = True  # whether all tests that reach it were tried
 
 
 def choose(found, left_out, count, seed):
@@ -104,18 +122,18 @@ def copy_sources(source, mutants):
             shutil.copymode(ROOT / name, source / name)
 
 
-def build(source, tree, jobs, mutants):
+def build(source, tree, jobs, mutants, wanted):
     """Compiles; a mutant that does not compile is taken out, and the build tried again."""
-    files = sorted({mutant.file for mutant in mutants})
+    files = sorted({mutant.file for mutant in mutants if mutant is not None})
     by_file = instrument(mutants, files, source)
     # The preset of developers: what is not mutated comes from the compiler's cache.
     subprocess.run(["cmake", "--preset", "dev"], cwd=source, check=True, stdout=subprocess.DEVNULL)
     listed = subprocess.run(["ninja", "-C", tree, "-t", "targets", "all"], capture_output=True, text=True).stdout
-    programs = [name for name in PROGRAMS if re.search(rf"(^|/){name}: ", listed, re.M)]
+    programs = [name for name in wanted if re.search(rf"(^|/){name}: ", listed, re.M)]
     for _ in range(8):
         run = subprocess.run(["ninja", "-C", tree, "-k", "0", f"-j{jobs}", *programs], capture_output=True, text=True)
         if run.returncode == 0:
-            return programs
+            return [next(p for p in tree.rglob(name) if p.is_file() and os.access(p, os.X_OK)) for name in programs]
         dropped = 0
         for file, line in set(re.findall(r"^(?:\S*/)?(src/\S+?):(\d+):\d+: error:", run.stdout, re.M)):
             for number, mutant in by_file.get(file, []):
@@ -129,86 +147,247 @@ def build(source, tree, jobs, mutants):
     sys.exit("mutation: the build fails after eight rounds")
 
 
-def run_suite(suite, environment, limit):
-    """Whether every test of the suite passed within the limit."""
-    with tempfile.TemporaryDirectory() as scratch:
+def run_tests(program, names, environment, seconds):
+    """The test that failed, or None if all passed; "time" beyond the limit. Only the time in which this process runs
+    counts, not while it is stopped for the sake of others."""
+    with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryFile() as output:
         os.chmod(scratch, 0o755)  # a test may give up rights and still need its folder
         process = subprocess.Popen(
-            [suite.program, f"--gtest_filter={suite.name}.*", "--gtest_brief=1", "--gtest_fail_fast"],
+            [program, f"--gtest_filter={':'.join(names)}", "--gtest_fail_fast"],
             cwd=scratch, env={**os.environ, "TMPDIR": scratch, **environment}, stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+            stdout=output, stderr=subprocess.DEVNULL, start_new_session=True)
         try:
-            return process.wait(limit) == 0
-        except subprocess.TimeoutExpired:
-            return False
+            for _ in range(int(seconds)):
+                try:
+                    if process.wait(1) == 0:
+                        return None
+                    break
+                except subprocess.TimeoutExpired:
+                    pass
+            else:
+                return "time"
         finally:
             try:
                 os.killpg(process.pid, signal.SIGKILL)  # ranks that were left behind too
             except ProcessLookupError:
                 pass
+            process.wait()
+        output.seek(0)
+        begun = re.findall(rb"^\[ RUN      \] (\S+)", output.read(), re.M)
+        return begun[-1].decode() if begun else names[0]
 
 
-def suites_of(tree, programs):
-    for name in programs:
-        program = next(p for p in tree.rglob(name) if p.is_file() and os.access(p, os.X_OK))
-        listed = subprocess.run([program, "--gtest_list_tests"], check=True, capture_output=True, text=True).stdout
-        for line in listed.splitlines():
-            if line and not line.startswith(" ") and line.split()[0].endswith("."):
-                yield Suite(program, line.split()[0][:-1])
+def tests_of(program):
+    listed = subprocess.run([program, "--gtest_list_tests"], check=True, capture_output=True, text=True).stdout
+    suite = ""
+    for line in listed.splitlines():
+        word = line.split("#")[0].strip()
+        if line.startswith("  "):
+            if "DISABLED_" not in suite + word:
+                yield suite + word
+        elif word.endswith("."):
+            suite = word
 
 
-def trace(suite):
-    """Which mutants the suite reaches, and how long it takes; None where it fails twice without any."""
+def trace(test):
+    """Which mutants the test reaches, and how long it takes; None where it fails twice without any."""
     for _ in range(2):
         with tempfile.NamedTemporaryFile() as file:
             start = time.monotonic()
-            if run_suite(suite, {"DS_MUTANT_TRACE": file.name}, 600):
-                suite.seconds = time.monotonic() - start
+            if run_tests(test.program, [test.name], {"DS_MUTANT_TRACE": file.name}, 600) is None:
+                test.seconds = time.monotonic() - start
                 numbers = pathlib.Path(file.name).read_bytes()
-                suite.reached = frozenset(struct.unpack(f"={len(numbers) // 4}i", numbers))
-                return suite
+                test.reached = struct.unpack(f"={len(numbers) // 4}i", numbers)
+                return test
     return None
 
 
-def killer(number, suites):
-    """The first suite that fails with the mutant on, or None."""
-    for suite in suites:
-        if number in suite.reached and not run_suite(suite, {"DS_MUTANT": str(number)}, 20 + 5 * suite.seconds):
-            return suite.label()
-    return None
+def quick_tests(seconds):
+    """Names, as ctest has them, of those that took at most so long when ctest last ran them in build/dev. What it did not
+    run is not among them."""
+    costs = ROOT / "build/dev/Testing/Temporary/CTestCostData.txt"
+    if not costs.exists():
+        sys.exit("mutation: --quick needs the times of an earlier run: ctest --test-dir build/dev")
+    rows = [line.rsplit(" ", 2) for line in costs.read_text().splitlines()]
+    return {row[0] for row in rows if len(row) == 3 and 0 < float(row[2]) <= seconds}
 
 
-def report(mutants, kills, folder):
-    rows = [{"mutant": m.name(), "place": m.place(), "killed_by": kills[n]}
-            for n, m in enumerate(mutants) if m is not None]
+def trace_all(programs, folder, mutants, pool, meant):
+    """Traces of the last run are kept while the mutants and the program's own objects are the same."""
+    file = folder / "traces.json"
+    which = find_mutants.digest(*(repr(m and m.place()) for m in mutants))
+    kept = json.loads(file.read_text()) if file.exists() else {}
+    out = []
+    for program in programs:
+        objects = sorted((program.parent / "CMakeFiles" / f"{program.name}.dir").rglob("*.o"))
+        names = [name for name in tests_of(program) if meant(f"{program.name}.{name}")]
+        key = find_mutants.digest(which, *objects)
+        if kept.get(program.name, {}).get("key") != key:
+            kept[program.name] = {"key": key, "tests": {}}
+        rows = kept[program.name]["tests"]
+        tests = [Test(program, name) for name in names if name not in rows]
+        for test, traced in zip(tests, pool.map(trace, tests)):
+            if traced is None:
+                print(f"left out, fails without a mutant: {test.label()}", flush=True)
+            else:
+                rows[test.name] = [test.seconds, sorted(set(test.reached))]
+        if tests:
+            file.write_text(json.dumps(kept))
+            print(f"{program.name}: {len(rows)} tests, {sum(row[0] for row in rows.values()):.0f} s", flush=True)
+        out += [Test(program, name, *rows[name]) for name in names if name in rows]
+    return out
+
+
+def batches(number, tests):
+    """The tests that reach the mutant, in processes, the quickest first."""
+    order = sorted((t for t in tests if number in t.reached), key=lambda t: t.seconds)
+    open_ones = {}
+    for test in order:
+        batch = open_ones.setdefault(test.program, [])
+        batch.append(test)
+        if len(batch) == BATCH_TESTS or sum(t.seconds for t in batch) >= BATCH_SECONDS:
+            yield open_ones.pop(test.program)
+    yield from open_ones.values()
+
+
+def attempt(number, batch):
+    """The test that fails with the mutant on, twice, or None. What runs out of time has to be done within a third of
+    the time without the mutant, for the machine may just be busy."""
+    program, names = batch[0].program, [t.name for t in batch]
+    limit = 20 + 5 * sum(t.seconds for t in batch)
+    failed = run_tests(program, names, {"DS_MUTANT": str(number)}, limit)
+    if failed is None:
+        return None
+    if failed == "time":
+        without = run_tests(program, names, {"DS_MUTANT": "-1"}, limit / 3)
+        again = "time" if without is None else run_tests(program, names, {"DS_MUTANT": str(number)}, 3 * limit)
+        return again and f"{program.name} {again if again != 'time' else names[0] + ' and others: time'}"
+    again = run_tests(program, [failed], {"DS_MUTANT": str(number)}, limit) or \
+        run_tests(program, names, {"DS_MUTANT": str(number)}, limit)
+    return again and f"{program.name} {failed}"
+
+
+def killer(number, tests, seconds, tried):
+    outcome = Outcome(None, tried)
+    for batch in batches(number, tests):
+        if seconds and outcome.tried >= seconds:
+            outcome.whole = False
+            break
+        outcome.killed_by = attempt(number, batch)
+        if outcome.killed_by:
+            break
+        outcome.tried += sum(t.seconds for t in batch)
+    return outcome
+
+
+def write_report(mutants, outcomes, folder):
+    """Also the mutants that do not compile and those not tried: --again gives all the same numbers."""
+    rows = [{"mutant": m.name(), "place": m.place(), "compiles": m not in outcomes or outcomes[m] is not None,
+             "tried": outcomes.get(m) is not None, "killed_by": outcomes[m].killed_by if outcomes.get(m) else None}
+            for m in mutants]
     (folder / "report.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def print_report(outcomes):
     tally = collections.defaultdict(lambda: [0, 0])
-    for number, mutant in enumerate(mutants):
-        if mutant is not None:
-            count = tally[mutant.file.rsplit("/", 1)[0]]
-            count[0] += kills[number] is not None
-            count[1] += 1
     print()
-    for row in rows:
-        if row["killed_by"] is None:
-            print("survived:", row["mutant"])
+    for mutant, outcome in outcomes.items():
+        if outcome is None:
+            continue
+        count = tally[mutant.file.rsplit("/", 1)[0]]
+        count[0] += outcome.killed_by is not None
+        count[1] += 1
+        if outcome.killed_by is None:
+            print("survived:", mutant.name(), "" if outcome.whole else f"(tests of {outcome.tried:.0f} s)")
+    timed_out = sum(o is not None and (o.killed_by or "").endswith(": time") for o in outcomes.values())
     print()
     for name, (killed, all_of_it) in sorted(tally.items()):
         print(f"{name}: {killed} of {all_of_it} killed")
     killed, all_of_it = (sum(c[i] for c in tally.values()) for i in (0, 1))
-    print(f"{killed} of {all_of_it} mutants killed, {100 * killed / max(all_of_it, 1):.1f} %")
+    print(f"{killed} of {all_of_it} mutants killed, {100 * killed / max(all_of_it, 1):.1f} %; {timed_out} by the time limit")
 
 
-def main():
+def own_programs(mutants):
+    """Of their folders."""
+    return [name for folder, names in OWN.items() if any(m.file.startswith(folder + "/") for m in mutants) for name in names]
+
+
+def try_all(numbers, tests, own, seconds, pool, outcomes, after_each):
+    """On the tests of each mutant's own folder, or on all others."""
+    reached = set().union(*(t.reached for t in tests))
+    print(f"{len(numbers)} mutants, {len(reached & set(numbers.values()))} of them reached by {len(tests)} tests of "
+          f"{sum(t.seconds for t in tests):.0f} s", flush=True)
+
+    def start(mutant, number):
+        programs = own_programs([mutant])
+        meant = [t for t in tests if (t.program.name in programs) == own]
+        return pool.submit(killer, number, meant, seconds, outcomes.get(mutant, Outcome(None)).tried)
+
+    waiting = {start(m, n): m for m, n in numbers.items()}
+    for done, future in enumerate(concurrent.futures.as_completed(waiting), 1):
+        mutant, outcome = waiting[future], future.result()
+        outcomes[mutant] = outcome
+        after_each()
+        if outcome.killed_by is None:
+            print(f"survived: {mutant.name()} (tests of {outcome.tried:.0f} s{'' if outcome.whole else ', and there are more'})",
+                  flush=True)
+        if done % 20 == 0:
+            killed = sum(m in outcomes and outcomes[m].killed_by is not None for m in waiting.values())
+            print(f"{done} of {len(waiting)}, {killed} killed", flush=True)
+
+
+def options_of(arguments):
     parser = argparse.ArgumentParser(description="mutation testing")
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=120, help="of tests for a mutant, the quickest first; 0: all that reach it")
+    parser.add_argument("--quick", type=float, help="only tests that took at most so many seconds when ctest last ran in build/dev")
+    parser.add_argument("--slow", action="store_true", help="with --quick: only the others")
+    parser.add_argument("--own", action="store_true", help="only tests of the mutant's own folder")
+    parser.add_argument("--build", action="store_true", help="only compile them; --again tries them")
     parser.add_argument("--folders", nargs="+", default=FOLDERS)
     parser.add_argument("--only", default="", help="files that begin so, all their mutants that do not overlap")
-    parser.add_argument("--again", action="store_true", help="those that survived the last run")
+    parser.add_argument("--again", action="store_true", help="those that survived the last run, and those not tried in it")
+    parser.add_argument("--rest", action="store_true", help="with --again: only those not tried in the last run")
     parser.add_argument("--compile-commands", default=ROOT / "build/dev", help="the build tree that describes the sources")
-    options = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def chosen_mutants(options, folder, listed):
+    """The mutants of the build, and the outcomes of an earlier run that stand."""
+    before = json.loads((folder / "report.json").read_text()) if options.again else []
+    again = {tuple(row["place"]): row for row in before}
+    files = {place[0] for place in again}
+
+    def wanted(name):
+        return name in files if options.again else \
+            name.startswith(options.only or tuple(f"{f}/" for f in options.folders))
+
+    found = find_mutants.find(ROOT, options.compile_commands, wanted, folder / "found", options.jobs)
+    left_out = find_mutants.equivalent(found, listed)
+    if not options.again:
+        mutants = choose(found, left_out, len(found) if options.only else options.count, options.seed)
+        print(f"{len(found)} possible mutants, {len(left_out)} of them equivalent, {len(mutants)} chosen with seed "
+              f"{options.seed}", flush=True)
+        return mutants, {}, set(), set()
+    # Those whose line is gone leave their number, so that the others keep theirs.
+    by_place = {m.place(): m for m in found}
+    gone = [place for place in again if place not in by_place]
+    by_place.update({p: find_mutants.Mutant(p[0], 0, 0, 0, p[1], "", p[2], p[3]) for p in gone})
+    mutants = [by_place[place] for place in again]
+    for place in gone:
+        again[place]["compiles"] = False
+    outcomes = {m: Outcome(again[m.place()]["killed_by"]) if again[m.place()]["compiles"] else None for m in mutants
+                if again[m.place()]["killed_by"] or not again[m.place()]["compiles"]}
+    for place in gone:
+        print("no longer there:", *place[:2], flush=True)
+    print(f"{len(mutants)} mutants of the last run, {len(left_out & set(mutants))} of them equivalent", flush=True)
+    return mutants, outcomes, left_out, {m for m in mutants if again[m.place()]["tried"]}
+
+
+def main():
+    options = options_of(None)
     folder = ROOT / "build/mutation"
     source = folder / "source"
     tree = source / "build/dev"
@@ -216,41 +395,35 @@ def main():
 
     listed = pathlib.Path(__file__).with_name("equivalent.txt")
     find_mutants.check_lines(ROOT, listed)
-    found = find_mutants.find(ROOT, options.compile_commands, options.folders)
-    left_out = find_mutants.equivalent(found, listed)
-    everything = options.only or options.again
-    if options.only:
-        found = [m for m in found if m.file.startswith(options.only)]
-    if options.again:
-        survivors = [row["place"] for row in json.loads((folder / "report.json").read_text()) if not row["killed_by"]]
-        found = [m for m in found if m.place() in survivors]
-    mutants = choose(found, left_out, len(found) if everything else options.count, options.seed)
-    print(f"{len(found)} possible mutants, {len(left_out)} of them equivalent, {len(mutants)} chosen with seed "
-          f"{options.seed}", flush=True)
+    mutants, outcomes, left_out, tried = chosen_mutants(options, folder, listed)
     copy_sources(source, mutants)
-    programs = build(source, tree, options.jobs, mutants)
-    left = sum(m is not None for m in mutants)
-    print(f"{left} mutants compile", flush=True)
+    in_build = [None if m in outcomes and outcomes[m] is None else m for m in mutants]
+    programs = build(source, tree, options.jobs, in_build, own_programs(mutants) + ([] if options.own else OTHERS))
+    outcomes.update({m: None for m, built in zip(mutants, in_build) if built is None})
+    if options.rest:
+        outcomes.update({m: Outcome(None) for m in tried - outcomes.keys()})
+    print(f"{sum(m is not None for m in in_build)} mutants compile", flush=True)
+    write_report(mutants, outcomes, folder)
 
-    kills = [None] * len(mutants)
+    if options.build:
+        return
+    quick = set() if options.quick is None else quick_tests(options.quick)
+
+    def meant(name):
+        return options.quick is None or (name in quick) != options.slow
+
+    numbers = {m: n for n, m in enumerate(in_build)
+               if m is not None and m not in outcomes and m not in left_out}
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        all_suites = list(suites_of(tree, programs))
-        suites = [s for s in pool.map(trace, all_suites) if s]
-        for suite in set(s.label() for s in all_suites) - set(s.label() for s in suites):
-            print(f"left out, fails without a mutant: {suite}")
-        suites.sort(key=lambda s: s.seconds)
-        reached = frozenset().union(*(s.reached for s in suites))
-        print(f"{len(suites)} suites, {sum(s.seconds for s in suites):.0f} s; they reach {len(reached)} mutants",
-              flush=True)
-        waiting = {pool.submit(killer, n, suites): n for n, m in enumerate(mutants) if m is not None}
-        for done, future in enumerate(concurrent.futures.as_completed(waiting), 1):
-            number = waiting[future]
-            kills[number] = future.result()
-            if kills[number] is None:
-                print("survived:", mutants[number].name(), flush=True)
-            if done % 20 == 0:
-                print(f"{done} of {left}, {sum(k is not None for k in kills)} killed", flush=True)
-    report(mutants, kills, folder)
+        for own in (True,) if options.own else (True, False):
+            left = {m: n for m, n in numbers.items()
+                    if m not in outcomes or (outcomes[m].whole and not outcomes[m].killed_by)}
+            if not left:
+                break
+            wanted = own_programs(left) if own else set(own_programs(mutants)) | set(OTHERS)
+            tests = trace_all([p for p in programs if p.name in wanted], folder, in_build, pool, meant)
+            try_all(left, tests, own, options.seconds, pool, outcomes, lambda: write_report(mutants, outcomes, folder))
+    print_report({m: o for m, o in outcomes.items() if m not in left_out})
 
 
 if __name__ == "__main__":

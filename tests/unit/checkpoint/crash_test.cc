@@ -133,12 +133,29 @@ TEST(Crash, LeftoversOfEveryKindAreHandled) {
   auto left = leftovers(save);
   std::sort(left.begin(), left.end());
   EXPECT_EQ(left, (std::vector<std::string>{".git", ".x.tmp.1.0"}));
+  EXPECT_FALSE(fs::exists(save / "next")) << "what was never put into its place stays away";
   EXPECT_EQ(slurp(save / ".x.tmp.1.0/notes.txt"), "mine");
 
   // An old copy whose tag exists again is not needed.
   fs::copy(save / "rolling", save / ".rolling.old.1.3");
   save_sample(options_for(save, "other"), test_seed(), 3);
   EXPECT_FALSE(fs::exists(save / ".rolling.old.1.3"));
+}
+
+// Of whatever a save of several ranks had made when it died.
+TEST(Crash, LeftoversGoWithEveryFileThatASaveMakes) {
+  DS_SEED_TRACE();
+  const TempFolder folder;
+  const fs::path save = folder.path() / "save";
+  save_sample(options_for(save, "t"), test_seed(), 1);
+  for (const char* name : {"manifest.dsm", "latest.next", "data-00000.bin", "data-00012.bin",
+                           "part-00001.open", "part-00002.done", "part-00003.failed"}) {
+    const fs::path left = save / ".next.tmp.1.0";
+    fs::create_directory(left);
+    spill(left / name, "x");
+    save_sample(options_for(save, "t"), test_seed(), 2);
+    EXPECT_FALSE(fs::exists(left)) << name;
+  }
 }
 
 TEST(Crash, ForeignFilesInAReplacedCheckpointAreKept) {
@@ -363,7 +380,8 @@ TEST(Crash, ALiveWritersFolderIsNotCleanedAway) {
   const std::string bytes(10, 'x');
   slow.part().add_tensor(make_meta("w", TensorKind::kModel, DType::kUInt8, {10}), bytes_of(bytes));
   save_sample(options_for(save, "quick"), test_seed(), 1);
-  EXPECT_EQ(leftovers(save).size(), 1u);
+  ASSERT_EQ(leftovers(save).size(), 1u);
+  EXPECT_EQ(leftovers(save)[0].rfind(".slow.tmp.", 0), 0u) << leftovers(save)[0];
   slow.commit();
   EXPECT_TRUE(CheckpointReader::open(save, "slow").verify_all().empty());
   EXPECT_TRUE(leftovers(save).empty());

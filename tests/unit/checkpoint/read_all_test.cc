@@ -177,6 +177,17 @@ TEST_P(ReadAll, RefusesTargetsOfAnotherSize) {
   EXPECT_EQ(error.code(), Code::kInvalidArgument);
 }
 
+TEST_P(ReadAll, OneTensorMayBeAskedForManyTimes) {
+  const CheckpointReader reader = CheckpointReader::open(folder_.path() / "save");
+  const TensorRecord& record = reader.tensor("t1", TensorKind::kModel);
+  std::vector<std::vector<std::byte>> places(40, std::vector<std::byte>(contents_[1].size()));
+  std::vector<TensorTarget> targets;
+  for (std::vector<std::byte>& place : places) targets.push_back({&record, place, {}});
+  reader.check_all(targets);
+  reader.read_all(targets);
+  for (const std::vector<std::byte>& place : places) EXPECT_TRUE(place == contents_[1]);
+}
+
 INSTANTIATE_TEST_SUITE_P(Chunks, ReadAll,
                          ::testing::Values(int64_t{1} << 20, int64_t{4096}, int64_t{100'000},
                                            int64_t{65'537}, int64_t{3} << 20),

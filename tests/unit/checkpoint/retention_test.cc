@@ -45,6 +45,19 @@ TEST_F(Retention, KeepsTheNewestOfTheRun) {
   EXPECT_THAT(tags(), ElementsAre("nobodys", "other", "s10"));
 }
 
+// A save that says how many stay leaves no more, its own among them.
+TEST_F(Retention, ASaveRemovesWhatIsTooMuch) {
+  for (const int64_t step : {1, 2, 3, 4}) {
+    CheckpointWriterOptions options;
+    options.folder = save_;
+    options.tag = "s" + std::to_string(step);
+    options.run = run_;
+    options.keep = 2;
+    save_sample(options, 1, step);
+  }
+  EXPECT_THAT(tags(), ElementsAre("s3", "s4"));
+}
+
 // A run that went back to an earlier step saves what counts as the newest there.
 TEST_F(Retention, WhatWasSavedJustNowAlwaysStays) {
   for (const int64_t step : {5, 6, 7, 1}) save("s" + std::to_string(step), run_, step);

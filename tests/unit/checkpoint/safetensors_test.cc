@@ -276,6 +276,54 @@ TEST_F(SafetensorsTest, ShardsAndTheirIndex) {
   EXPECT_EQ(error_of([&] { const SafetensorsModel none(out); }).code(), Code::kNotFound);
 }
 
+// Tensors that come piece by piece, beside others that are there: the same file, whether one or
+// several.
+TEST_F(SafetensorsTest, PiecesMakeTheFileThatWholeTensorsMake) {
+  DS_SEED_TRACE();
+  std::vector<std::string> contents;
+  for (uint32_t i = 0; i < 4; ++i) contents.push_back(random_bytes(test_seed(), 0, i, 120));
+  const auto tensors_of = [&](const auto& comes_in_pieces) {
+    std::vector<SafetensorsTensor> out;
+    for (size_t i = 0; i < contents.size(); ++i) {
+      const std::span<const std::byte> bytes = bytes_of(contents[i]);
+      out.push_back({"t" + std::to_string(i), DType::kInt16, {4, 15}, bytes});
+      if (!comes_in_pieces(i)) continue;
+      out.back().bytes = {};
+      out.back().produce = [bytes, i](const ByteSink& sink) {
+        for (size_t at = 0; at < bytes.size(); at += 7 + i) {
+          sink(bytes.subspan(at, std::min(7 + i, bytes.size() - at)));
+        }
+      };
+    }
+    return out;
+  };
+  const auto whole = tensors_of([](size_t) { return false; });
+  const auto mixed = tensors_of([](size_t i) { return i != 2; });
+  write_safetensors(path(), whole);
+  const std::string expected = slurp(path());
+  write_safetensors(path(), mixed);
+  EXPECT_TRUE(slurp(path()) == expected);
+  write_safetensors_folder(folder_.path() / "whole", whole, 250);
+  write_safetensors_folder(folder_.path() / "mixed", mixed, 250);
+  for (const char* name : {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+                           "model.safetensors.index.json"}) {
+    EXPECT_TRUE(slurp(folder_.path() / "whole" / name) == slurp(folder_.path() / "mixed" / name))
+        << name;
+  }
+}
+
+TEST_F(SafetensorsTest, PiecesOfAnotherSizeThanTheTensorAreRefused) {
+  const std::string data(9, 'x');
+  for (const size_t given : {size_t{0}, size_t{7}, size_t{9}}) {
+    SafetensorsTensor tensor{"a", DType::kInt8, {8}, {}};
+    tensor.produce = [&](const ByteSink& sink) { sink(bytes_of(data).first(given)); };
+    const Error error = error_of([&] { write_safetensors(path(), {tensor}); });
+    EXPECT_EQ(error.code(), Code::kInternal);
+    EXPECT_NE(error.message().find("'a'"), std::string::npos) << error.message();
+    EXPECT_FALSE(fs::exists(path()));
+  }
+}
+
 TEST_F(SafetensorsTest, TheWriterRefusesNonsense) {
   const std::string data(8, 'x');
   const auto refused = [&](std::vector<SafetensorsTensor> tensors) {

@@ -43,6 +43,7 @@ TEST(SaveLoad, BlobItemsAreAlignedAndTheSameSaveGivesTheSameBytes) {
   const auto reader = CheckpointReader::open(folder.path() / "save");
   for (const TensorRecord& t : reader.manifest().tensors) {
     for (const TensorSlice& s : t.slices) EXPECT_EQ(s.range.offset % 64, 0u);
+    EXPECT_EQ(t.slices.size(), t.meta.name == "none" ? 0u : 1u) << "nothing takes no place";
   }
   for (const StateRecord& s : reader.manifest().states) {
     if (s.range) {

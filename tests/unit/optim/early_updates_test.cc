@@ -2,8 +2,10 @@
 // have the bits of an optimizer that makes whole steps.
 #include <gmock/gmock.h>
 
+#include <functional>
 #include <thread>
 
+#include "optim/early_updates.h"
 #include "optim_world.h"
 
 namespace ds::optim::testing {
@@ -114,6 +116,10 @@ TEST_P(AheadUpdates, KeptUpdatesAreThoseOfTheStep) {
     EXPECT_FALSE(ahead_->ahead()->undone);
     compare("all was made ahead");
   }
+  expect(step(), {5, 0, 3});
+  ahead_->undo_ahead();  // no step is expected any more
+  EXPECT_EQ(ahead_->ahead()->share, 1) << "of the last step";
+  compare("undone");
 }
 
 TEST_P(AheadUpdates, WhatIsMissingIsMadeByTheStep) {
@@ -203,6 +209,41 @@ TEST(AheadOf, OptimizersByTensorRefuse) {
   World world(places(), {});
   const auto lamb = world.optimizer(parse_optimizer(R"({"type": "Lamb", "params": {"lr": 1e-2}})"));
   EXPECT_EQ(code_of([&] { lamb->go_ahead(world.flat(), 1); }), Code::kInternal);
+}
+
+// Whatever a step prescribes makes another update of it, each by itself.
+TEST(AheadOf, StepsThatDifferInOneThingMakeOtherUpdates) {
+  UpdateStep one;
+  one.rates = {0.1, 0.2};
+  one.beta1 = 0.9;
+  one.beta2 = 0.99;
+  one.weight_decay = 0.01;
+  one.updates = 7;
+  EXPECT_TRUE(same_update(one, one));
+  const std::function<void(UpdateStep&)> changes[] = {
+      [](UpdateStep& step) { step.rates[1] = 0.3; },
+      [](UpdateStep& step) { step.beta1 = 0.8; },
+      [](UpdateStep& step) { step.beta1.reset(); },
+      [](UpdateStep& step) { step.beta2 = 0.9; },
+      [](UpdateStep& step) { step.weight_decay = 0; },
+      [](UpdateStep& step) { step.grad_scale = 0.5F; },
+      [](UpdateStep& step) { step.updates = 8; },
+      [](UpdateStep& step) {
+        step.gate = Tensor::zeros(make_cpu_device(), DType::kFloat32, {1}, MemoryTag::kOther);
+      }};
+  for (size_t i = 0; i < std::size(changes); ++i) {
+    UpdateStep other = one;
+    changes[i](other);
+    EXPECT_FALSE(same_update(one, other)) << "change " << i;
+    EXPECT_FALSE(same_update(other, one)) << "change " << i;
+  }
+  UpdateStep both = one;  // what a gate says is not known before
+  changes[7](both);
+  EXPECT_FALSE(same_update(both, both));
+  // What only tells about the gradients changes no update of Adam.
+  UpdateStep told = one;
+  told.norm = 3;
+  EXPECT_TRUE(same_update(one, told));
 }
 
 }  // namespace

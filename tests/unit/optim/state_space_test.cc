@@ -78,6 +78,7 @@ TEST(StateSpace, LeavesOutTensorsThatAreNotOwnedOrNoMembers) {
   const StateSpace space =
       space_of({at(0, 32, 0), at(32, 32, 32), at(64, 0, 64), at(64, 32, 64)}, options);
   EXPECT_EQ(bounds_of(space), (All{{0, 32, 0, 0}, {64, 96, 64, 256}}));
+  EXPECT_EQ(space.runs()[1].tensors, (std::vector<size_t>{3})) << "w64 has nothing to update";
   EXPECT_TRUE(space.includes(0));
   EXPECT_FALSE(space.includes(1));
   EXPECT_TRUE(space.includes(2));
@@ -187,6 +188,36 @@ TEST(StateSpace, BeginsEveryElementWithTheStatesInitialValue) {
       for (const float value : values) ASSERT_EQ(value, expected) << static_cast<int>(type);
     }
   }
+}
+
+// A part of a block of 8 bits waits until all of the state is written: whole blocks that come after
+// it take its place where they lie, and nowhere else.
+TEST(StateSpace, PartsOfBlocksWaitUntilTheirBlockIsWritten) {
+  constexpr int64_t kBlock = kernels::kStateBlock;
+  StateSpace::Options options;
+  options.states = {{"state", true}};
+  options.type = OptimizerStateType::kInt8;
+  const std::vector<TensorPlace> places = {at(0, 8 * kBlock, 0)};
+  StateSpace space(options, places, make_cpu_device());
+  const auto fill = [&](int64_t begin, int64_t end, float value) {
+    const std::vector<float> values(static_cast<size_t>(end - begin), value);
+    space.write(0, 0, begin, end, values.data());
+  };
+  fill(kBlock + 3, kBlock + 9, -1);
+  fill(5 * kBlock + 10, 5 * kBlock + 20, 1);
+  fill(0, 3 * kBlock, 0.5F);
+  const auto check = [&](const char* when) {
+    std::vector<float> values(static_cast<size_t>(8 * kBlock));
+    space.read(0, 0, 0, 8 * kBlock, values.data());
+    for (int64_t i = 0; i < 8 * kBlock; ++i) {
+      const bool late = i >= 5 * kBlock + 10 && i < 5 * kBlock + 20;
+      const float expected = i < 3 * kBlock ? 0.5F : late ? 1 : 0;
+      ASSERT_NEAR(values[static_cast<size_t>(i)], expected, 0.01) << when << ": element " << i;
+    }
+  };
+  check("some wait");
+  space.encode_writes();
+  check("all is written");
 }
 
 }  // namespace

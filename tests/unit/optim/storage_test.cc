@@ -525,5 +525,30 @@ TEST(Groups, PrescribedMomentumAndRates) {
   }
 }
 
+// A schedule's weight decay takes the place of the configured one, but not of a group's own.
+TEST(Groups, PrescribedWeightDecay) {
+  const OptimizerConfig config = parse_optimizer(
+      R"({"type": "SGD", "params": {"lr": 1, "weight_decay": 0.5},
+          "param_groups": [{"name": "a", "weight_decay": 0.25}, {"name": "b", "lr": 0.2}]})");
+  World world(make_places({{3}, {3}, {3}}, 3), {});
+  const auto optimizer = world.optimizer(config);
+  for (const std::optional<double> decay : {std::optional<double>(), std::optional(0.1)}) {
+    std::vector<double> p;
+    world.for_elements([&](const TensorPlace&, int64_t i) { p.push_back(world.master(i)); });
+    world.next_gradients();
+    UpdateStep step;
+    step.rates = {0.1, 0.1, 0.1};
+    step.weight_decay = decay;
+    optimizer->step(world.ctx(), step, world.flat());
+    size_t k = 0;
+    world.for_elements([&](const TensorPlace& place, int64_t i) {
+      const double own = place.decays ? place.group == 1 ? 0.25 : decay.value_or(0.5) : 0;
+      EXPECT_NEAR(world.master(i), p[k] - 0.1 * (world.gradient(i) + own * p[k]), 1e-6)
+          << "element " << i << " of group " << place.group;
+      ++k;
+    });
+  }
+}
+
 }  // namespace
 }  // namespace ds::optim

@@ -558,6 +558,31 @@ TEST(Columns, SumsDoNotDependOnTheCuts) {
   for (const size_t column : {5u, 6u}) EXPECT_GE(whole[column], kernels::kMostUnits);
 }
 
+// With intervals that follow from the gradients: the others are updated when they have added up
+// what the chosen ones get in a step, or when there is nothing to wait for.
+TEST(ZenFlow, GradientsAskWhenTheyAddUp) {
+  Options by_gradients = options(0.5, std::nullopt, std::nullopt);
+  by_gradients.auto_ratio = 1;
+  const auto due = [&](const std::vector<std::vector<UpdateIntervals::Magnitudes>>& steps) {
+    UpdateIntervals intervals(by_gradients, steps[0].size());
+    for (size_t i = 0; i < steps.size(); ++i) {
+      intervals.add_gradients(steps[i]);
+      if (i + 1 < steps.size()) intervals.end_step(/*all=*/false);
+    }
+    return intervals.due();
+  };
+  EXPECT_FALSE(due({{{1, 0.4}}}));
+  EXPECT_FALSE(due({{{1, 0.4}}, {{1, 0.4}}}));
+  EXPECT_TRUE(due({{{1, 0.4}}, {{1, 0.4}}, {{1, 0.4}}}));
+  EXPECT_TRUE(due({{{1, 1}}})) << "as much at once";
+  EXPECT_FALSE(due({{{1, 0}}})) << "columns whose gradients are zero";
+  EXPECT_TRUE(due({{{0, 0}}}));
+  EXPECT_TRUE(due({{{-1, 0.1}}})) << "no column is chosen";
+  EXPECT_TRUE(due({{{1, -1}}})) << "all are";
+  EXPECT_FALSE(due({{{1, 1}, {1, 0.4}}})) << "one of two matrices";
+  EXPECT_TRUE(due({{{1, 1}, {0.4, 0.4}}}));
+}
+
 TEST(ZenFlow, EpochsCountSteps) {
   Options by_epoch = options(0.1, 2, std::nullopt);
   by_epoch.select_interval = 2;

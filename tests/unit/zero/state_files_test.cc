@@ -164,6 +164,26 @@ TEST(StateFiles, WhatStaysIsWholeChunksOrEverything) {
   EXPECT_EQ(zero::StateFiles::stay_of(1280, 0.25, 128), 896);
 }
 
+TEST(StateFiles, ArraysThatStayWholeTakeNoFile) {
+  const Folder folder;
+  zero::StateFileOptions options;
+  options.weights.emplace().folder = folder.path();
+  options.weights_in_memory = 1000;
+  zero::StateFiles files(options, make_cpu_device());
+  const auto open_files = [] {
+    const std::filesystem::directory_iterator all("/proc/self/fd");
+    return std::distance(begin(all), end(all));
+  };
+  const auto make = [&](int64_t elements) {
+    return files.make({optim::ArrayRole::kWeights, "weights", DType::kBFloat16, elements});
+  };
+  const auto before = open_files();
+  const auto whole = make(1000);
+  EXPECT_EQ(open_files(), before);
+  const auto cut = make(1001);
+  EXPECT_GT(open_files(), before) << "its last element is there";
+}
+
 TEST(StateFiles, AFolderThatIsNotThereIsNamed) {
   const Folder folder;
   Job nowhere = in_files(job(1, 1), folder);

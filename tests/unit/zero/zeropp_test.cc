@@ -1,5 +1,8 @@
 // ZeRO++: quantised gathers (qwZ), second copies (hpZ) and quantised reductions (qgZ), with the
 // bytes that they are for, on ranks that pretend to sit on two nodes.
+#include <atomic>
+
+#include "base/log.h"
 #include "engine/plan.h"
 #include "models/adapters.h"
 #include "traffic_world.h"
@@ -412,7 +415,17 @@ TEST(QuantizedGradients, OverflowIsSeenByAll) {
 // On one node nothing would be gained: gradients travel as they are.
 TEST(QuantizedGradients, OneNodeIsPlain) {
   const Trained plain = train({4, zero_config(3)});
+  std::atomic<int> told = 0;  // by one of the ranks
+  log_set_sink(
+      [](void* count, int32_t, const char*, const char* text) {
+        if (std::string_view(text).find("zero_quantized_gradients") == std::string_view::npos)
+          return;
+        ++*static_cast<std::atomic<int>*>(count);
+      },
+      &told, nullptr);
   const Trained coded = train({4, zero_config(3, {{"zero_quantized_gradients", true}})});
+  log_set_sink(nullptr, nullptr, nullptr);
+  EXPECT_EQ(told, 1);
   EXPECT_TRUE(same_bits(coded.weights, plain.weights));
 }
 
