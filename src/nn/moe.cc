@@ -165,7 +165,7 @@ Routed route_to_all(Tape& tape, const Value& logits, ops::GateScores kind) {
   pass.logits = logits.data;
   pass.scores = tape.new_activation(DType::kFloat32, logits.data.shape());
   ops::gate_scores(tape.ctx(), kind, logits.data, pass.scores);
-  const Routed routed{routes, tape.make_value(pass.scores)};
+  Routed routed{routes, tape.make_value(pass.scores)};
   record_gate(tape, logits, routed, pass);
   return routed;
 }
