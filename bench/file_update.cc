@@ -213,7 +213,7 @@ class Update {
     config.lr = 1e-3;
     optimizer_ =
         ds::optim::make_optimizer(config, {{"w", {a.elements}, 0, a.elements, 0, true, 0, 0, 1, 1}},
-                                  ctx.device, nullptr, nullptr, std::move(arrays));
+                                  ctx.device, {}, nullptr, std::move(arrays));
   }
   // With what rests in the end.
   double run() {

@@ -61,7 +61,7 @@ class AheadUpdates : public ::testing::TestWithParam<AheadCase> {
   }
   static std::unique_ptr<Optimizer> make(World& world, const OptimizerConfig& config) {
     return make_optimizer(config, owned_places(world.places(), 0, span_of(world.places())),
-                          world.ctx().device, nullptr, nullptr, nullptr, 1 << 15);
+                          world.ctx().device, {}, nullptr, nullptr, 1 << 15);
   }
   void next_gradients() {
     plain_.next_gradients();

@@ -100,7 +100,7 @@ TEST(OffloadStore, UpdatesBySubGroupsHaveTheSameBits) {
       const auto store = std::make_shared<FarStore>(far.ctx().device, most);
       const auto plain = near.optimizer(config);
       const auto rested = make_optimizer(config, owned_places(places, 0, span_of(places)),
-                                         far.ctx().device, nullptr, store);
+                                         far.ctx().device, {}, store);
       for (int i = 0; i < 3; ++i) {
         for (World* world : {&near, &far}) world->next_gradients();
         plain->step(near.ctx(), near.step_of(*plain), near.flat());

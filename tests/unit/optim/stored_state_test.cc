@@ -75,7 +75,7 @@ class StoredState : public ::testing::TestWithParam<Case> {
   std::unique_ptr<Optimizer> stored_optimizer(World& world,
                                               const std::shared_ptr<FileFactory>& files) const {
     return make_optimizer(parse_optimizer(GetParam().json),
-                          owned_places(places_, 0, span_of(places_)), world.ctx().device, nullptr,
+                          owned_places(places_, 0, span_of(places_)), world.ctx().device, {},
                           nullptr, files);
   }
 };
@@ -217,7 +217,7 @@ TEST(StoredStateFaults, AWriteThatFailsIsReportedAndNothingElseIsLost) {
     const OptimizerConfig config = parse_optimizer(kAdam);
     const auto plain = near.optimizer(config);
     const auto stored = make_optimizer(config, owned_places(places, 0, span_of(places)),
-                                       far.ctx().device, nullptr, nullptr, files);
+                                       far.ctx().device, {}, nullptr, files);
     FlatTensors flat = in_files(far, *files);
     for (World* world : {&near, &far}) world->next_gradients();
     ops::write_array(far.ctx(), far.flat().gradients.memory(), flat.gradients, 0);

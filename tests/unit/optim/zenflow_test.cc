@@ -57,7 +57,7 @@ std::unique_ptr<Optimizer> zenflow(World& world, const char* json, const Options
                                    std::shared_ptr<ArrayFactory> files = nullptr) {
   const std::vector<TensorPlace>& places = world.places();
   return make_zenflow(parse_optimizer(json), options, owned_places(places, 0, span_of(places)),
-                      world.ctx().device, nullptr, nullptr, std::move(files));
+                      world.ctx().device, {}, nullptr, std::move(files));
 }
 
 // ---- the reference ----
