@@ -168,15 +168,12 @@ constexpr Combination kStart[] = {
     {kRefused, kExpertParallel, "a program's own parameters",
      "the program sends tokens to its experts itself", "leave it out",
      [](const Situation& s) { return shares_experts(s) && s.own_parameters(); }},
-    {kRefused, kExpertParallel,
-     "zero_optimization.mics_shard_size, zero_hpz_partition_size and zero_quantized_gradients",
-     "their groups are of consecutive ranks or of nodes, and ranks that hold the same experts are "
-     "neither",
-     "use plain ZeRO, or leave expert_parallel out",
+    {kRefused, kExpertParallel, "zero_optimization.zero_quantized_gradients",
+     "gradients go within nodes and then across them, and ranks that hold the same experts need "
+     "not be on several nodes",
+     "use false, or leave expert_parallel out",
      [](const Situation& s) {
-       const ZeroConfig& zero = s.config.zero;
-       return shares_experts(s) && (zero.mics_shard_size > 0 || zero.zero_hpz_partition_size > 1 ||
-                                    zero.zero_quantized_gradients);
+       return shares_experts(s) && s.config.zero.zero_quantized_gradients;
      }},
     {kRefused, kExpertParallel, "zero_optimization.zenflow",
      "which columns a step updates, and when, follows from all matrices of the model, and ranks "

@@ -32,8 +32,8 @@ class CollectivesPlanner {
       add_gathers(out);
     } else if (plan_.stage > 0) {
       PlannedTraffic weights;
-      for_each_shared_bucket([&](const zero::GradientDomain& domain, const zero::Bucket& bucket) {
-        weights.add_pieces(bucket.range.elements() * plan_.item(), 1, plan_.places_of(domain));
+      for_each_shared_bucket([&](const Places& places, const zero::Bucket& bucket) {
+        weights.add_pieces(bucket.range.elements() * plan_.item(), 1, places);
       });
       out.push_back(weights.described("all_gather", "weights"));
     }
@@ -55,12 +55,12 @@ class CollectivesPlanner {
   }
 
  private:
-  // body(domain, trainable bucket of it) where several ranks share the domain.
+  // body(ranks, trainable bucket that they share) where these are several.
   template <class Body>
   void for_each_shared_bucket(const Body& body) const {
     for (const zero::Bucket& bucket : plan_.flat().buckets()) {
-      const zero::GradientDomain& domain = plan_.domain(bucket);
-      if (bucket.trainable && domain.ranks > 1) body(domain, bucket);
+      const Places places = plan_.places_of(bucket.domain);
+      if (bucket.trainable && places.ranks() > 1) body(places, bucket);
     }
   }
 
@@ -101,9 +101,8 @@ class CollectivesPlanner {
     const int64_t passes = plan_.config.batch.accumulation;
     const bool sums = plan_.stage == 0 || !plan_.share.reduce_scatter;
     PlannedTraffic plain, inside, across;
-    for_each_shared_bucket([&](const zero::GradientDomain& domain, const zero::Bucket& bucket) {
+    for_each_shared_bucket([&](const Places& places, const zero::Bucket& bucket) {
       const zero::FlatLayout& flat = plan_.flat();
-      const Places places = plan_.places_of(domain);
       const int64_t n = bucket.range.elements();
       if (plan_.by_node && !bucket.exact) {
         const int64_t bytes = flat.world(bucket) * zero::piece_bytes(flat, bucket, 4);
@@ -122,12 +121,25 @@ class CollectivesPlanner {
     if (across.calls > 0) {
       out.push_back(across.described("all_to_all", "gradients across nodes"));
     }
-    const int copies = plan_.world / plan_.shard.ranks();
-    if (copies > 1) {
-      PlannedTraffic replicas;
-      replicas.add_sums(plan_.layout->held(zero::StateRole::kGradients),
-                        dtype_of(plan_.config.precision.grad_accum_dtype), 1,
-                        plan_.places_of(copies, plan_.shard.ranks()));
+    add_replicas(out);
+  }
+
+  // What ranks average that hold the same pieces, all of a domain at once.
+  void add_replicas(Json& out) const {
+    PlannedTraffic replicas;
+    for (size_t i = 0; i < plan_.layout->domains().size(); ++i) {
+      const auto domain = static_cast<int>(i);
+      const int ranks = plan_.places_of(domain).ranks();
+      const int copies = plan_.layout->domains()[i].ranks / ranks;
+      int64_t elements = 0;
+      for (const zero::Bucket& bucket : plan_.flat().buckets()) {
+        if (bucket.trainable && bucket.domain == domain) elements += bucket.piece;
+      }
+      if (copies == 1 || elements == 0) continue;
+      replicas.add_sums(elements, dtype_of(plan_.config.precision.grad_accum_dtype), 1,
+                        plan_.places_of(copies, ranks * plan_.stride_of(domain)));
+    }
+    if (replicas.calls > 0) {
       out.push_back(replicas.described("all_reduce", "gradients of replicas"));
     }
   }
@@ -135,19 +147,21 @@ class CollectivesPlanner {
   void add_gathers(Json& out) const {
     const GatherCounts gathers = planned_gathers(plan_);
     PlannedTraffic weights, near;
-    int64_t calls = 0;
+    int64_t calls = 0, near_calls = 0;
     for (size_t i = 0; i < gathers.all.size(); ++i) {
-      const zero::GradientDomain& domain = plan_.layout->domains()[i];
-      if (domain.ranks == 1) continue;  // each has what it needs
-      weights.add_pieces(gathers.all[i].bytes, 1, plan_.places_of(domain));
+      const auto domain = static_cast<int>(i);
+      const Places places = plan_.places_of(domain);
+      if (places.ranks() == 1) continue;  // each has what it needs
+      weights.add_pieces(gathers.all[i].bytes, 1, places);
       calls += gathers.all[i].calls;
+      near.add_pieces(gathers.near[i].bytes, 1,
+                      plan_.places_of(plan_.near_ranks(domain), plan_.stride_of(domain)));
+      near_calls += gathers.near[i].calls;
     }
     weights.calls = calls;
     out.push_back(weights.described("all_gather", "weights"));
-    const GatherCount& second = gathers.near.front();
-    if (second.calls == 0) return;
-    near.add_pieces(second.bytes, 1, plan_.places_of(plan_.share.groups.secondary, 1));
-    near.calls = second.calls;
+    if (near_calls == 0) return;
+    near.calls = near_calls;
     out.push_back(near.described("all_gather", "weights of near ranks"));
   }
 
@@ -167,7 +181,7 @@ class CollectivesPlanner {
       const auto domain = static_cast<int>(i);
       if (plan_.flat().world(domain) == 1) continue;
       const zero::CommShardGroup ranks(plan_.flat(), domain, ids, nullptr, nullptr);
-      const Places among = plan_.places_of(plan_.layout->domains()[i]);
+      const Places among = plan_.places_of(domain);
       if (optimizer.type == OptimizerType::kLamb) add_norms(ranks, among, norms);
       if (optimizer.type == OptimizerType::kMuon) add_matrices(ranks, places, among, matrices);
     }

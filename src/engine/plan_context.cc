@@ -113,10 +113,10 @@ void PlanContext::arrange() {
     if (!lower) type = DType::kFloat32;
   }
   share.stage = stage;
-  if (world > 1) zero::check_group_sizes(share.groups, world);
   all = shard = places_of(world, 1);
   if (stage == 3 && share.groups.shard > 0) shard = places_of(share.groups.shard, 1);
   const MeshShape mesh(world, mesh_sizes(config, world));
+  if (world > 1) zero::check_group_sizes(share.groups, mesh);
   check_experts(config, *model.parameters);
   expert_ranks = mesh.size(MeshAxis::kExpert);
   zero::LayoutPolicy policy;

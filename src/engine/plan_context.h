@@ -55,17 +55,26 @@ class PlanContext {
   models::Recompute recompute() const;
   // Of a group of ranks that lie `stride` apart.
   Places places_of(int ranks, int stride) const;
-  // Of the ranks that share the state of a gradient domain.
-  Places places_of(const zero::GradientDomain& domain) const {
-    if (domain.group == MeshGroup::kDataContext) return shard;
-    return places_of(domain.ranks, expert_ranks);
+  // How far apart the ranks of a gradient domain lie.
+  int stride_of(int domain) const {
+    const bool dense =
+        layout->domains()[static_cast<size_t>(domain)].group == MeshGroup::kDataContext;
+    return dense ? 1 : expert_ranks;
+  }
+  // Of the ranks between which its buckets are reduced and gathered.
+  Places places_of(int domain) const {
+    const int all_of_it = layout->domains()[static_cast<size_t>(domain)].ranks;
+    return places_of(stage > 0 ? flat().world(domain) : all_of_it, stride_of(domain));
+  }
+  // Of those, the ranks that hold a second copy together (hpZ); 1: there is none.
+  int near_ranks(int domain) const {
+    const int near = share.groups.secondary;
+    const MeshGroup group = layout->domains()[static_cast<size_t>(domain)].group;
+    return near > 1 ? layout->mesh().ranks_in_part(group, near) : 1;
   }
   // Bytes of a bucket that is gathered, as they travel.
   int64_t gathered_bytes(const zero::Bucket& bucket) const;
   const zero::FlatLayout& flat() const { return layout->flat(); }
-  const zero::GradientDomain& domain(const zero::Bucket& bucket) const {
-    return layout->domains()[static_cast<size_t>(bucket.domain)];
-  }
 
   PlanModel model;
   Config config;

@@ -48,12 +48,13 @@ class Done : public Work {
 class CountingRoute : public zero::BucketRoute {
  public:
   CountingRoute(const zero::FlatLayout& layout, const MakeBucket& make, DType type,
-                const std::function<int64_t(const zero::Bucket&)>& travels, bool second_copies)
+                const std::function<int64_t(const zero::Bucket&)>& travels,
+                const std::function<bool(const zero::Bucket&)>& kept_near)
       : layout_(layout),
         make_(make),
         type_(type),
         travels_(travels),
-        second_copies_(second_copies),
+        kept_near_(kept_near),
         second_valid_(layout.buckets().size()) {
     for (const zero::Bucket& bucket : layout.buckets()) {
       const auto domains = static_cast<size_t>(bucket.domain) + 1;
@@ -75,7 +76,8 @@ class CountingRoute : public zero::BucketRoute {
     return flight;
   }
   void finish(size_t index, Flight& flight, Tensor&, const CollectiveOptions&) override {
-    if (second_copies_ && !layout_.buckets()[index].resident) second_valid_[index] = true;
+    const zero::Bucket& bucket = layout_.buckets()[index];
+    if (kept_near_(bucket) && !bucket.resident) second_valid_[index] = true;
     flight = {};
   }
   void abandon(size_t index, Flight& flight, Tensor& whole) override {
@@ -93,7 +95,7 @@ class CountingRoute : public zero::BucketRoute {
   MakeBucket make_;
   DType type_;
   std::function<int64_t(const zero::Bucket&)> travels_;
-  bool second_copies_;
+  std::function<bool(const zero::Bucket&)> kept_near_;
   std::vector<bool> second_valid_;
   const WorkPtr done_ = std::make_shared<Done>();
   GatherCounts counts_;
@@ -214,13 +216,15 @@ std::vector<WeightUse> record_uses(const Json& model, const nn::ParameterSet& pa
 std::unique_ptr<zero::BucketRoute> make_counting_route(const zero::FlatLayout& layout,
                                                        const MakeBucket& make) {
   const auto none = [](const zero::Bucket&) { return int64_t{0}; };
-  return std::make_unique<CountingRoute>(layout, make, DType::kFloat32, none, false);
+  const auto never = [](const zero::Bucket&) { return false; };
+  return std::make_unique<CountingRoute>(layout, make, DType::kFloat32, none, never);
 }
 
 GatherCounts count_gathers(const zero::FlatLayout& layout,
                            const zero::WeightGatherer::Limits& limits, DType compute_type,
                            const std::function<int64_t(const zero::Bucket&)>& travels,
-                           bool second_copies, const std::vector<WeightUse>& pass, int64_t passes) {
+                           const std::function<bool(const zero::Bucket&)>& kept_near,
+                           const std::vector<WeightUse>& pass, int64_t passes) {
   constexpr int kSteps = 3;  // until the order is known, and one that counts
   // What no other rank holds lies there already, beside what ranks cut.
   const auto gathered = std::make_shared<NoMemory>(), aside = std::make_shared<NoMemory>();
@@ -229,7 +233,7 @@ GatherCounts count_gathers(const zero::FlatLayout& layout,
     return Tensor::empty(here ? aside : gathered, compute_type, {bucket.range.elements()},
                          MemoryTag::kCommunication);
   };
-  auto route = std::make_unique<CountingRoute>(layout, make, compute_type, travels, second_copies);
+  auto route = std::make_unique<CountingRoute>(layout, make, compute_type, travels, kept_near);
   const CountingRoute& counter = *route;
   zero::WeightGatherer gatherer(layout, std::move(route), limits);
   GatherCounts before;

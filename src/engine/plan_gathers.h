@@ -45,10 +45,11 @@ std::unique_ptr<zero::BucketRoute> make_counting_route(const zero::FlatLayout& l
                                                        const MakeBucket& make);
 
 // Gathers per optimizer step of `passes` passes, once the order of uses is known. `travels` tells
-// the bytes of a bucket; `second_copies`: what was gathered is kept by near ranks until it changes.
+// the bytes of a bucket; `kept_near`: whether near ranks keep what was gathered until it changes.
 GatherCounts count_gathers(const zero::FlatLayout& layout,
                            const zero::WeightGatherer::Limits& limits, DType compute_type,
                            const std::function<int64_t(const zero::Bucket&)>& travels,
-                           bool second_copies, const std::vector<WeightUse>& pass, int64_t passes);
+                           const std::function<bool(const zero::Bucket&)>& kept_near,
+                           const std::vector<WeightUse>& pass, int64_t passes);
 
 }  // namespace ds

@@ -294,8 +294,8 @@ class MemoryPlanner {
     if (plan_.stage != 3) return bytes;
     const zero::ShareOptions& share = plan_.share;
     for (const zero::Bucket& bucket : plan_.flat().buckets()) {
-      if (share.groups.secondary > 1 && !bucket.resident) {
-        bytes += bucket.range.elements() / share.groups.secondary * plan_.item();
+      if (const int near = plan_.near_ranks(bucket.domain); near > 1 && !bucket.resident) {
+        bytes += bucket.range.elements() / near * plan_.item();
       }
       if (share.weights.quantized_frozen && !bucket.trainable && !bucket.exact) {
         bytes += zero::piece_bytes(plan_.flat(), bucket, 8);
@@ -481,7 +481,7 @@ GatherCounts planned_gathers(const PlanContext& plan) {
   return count_gathers(
       plan.flat(), plan.share.gather, plan.type,
       [&plan](const zero::Bucket& bucket) { return plan.gathered_bytes(bucket); },
-      plan.share.groups.secondary > 1,
+      [&plan](const zero::Bucket& bucket) { return plan.near_ranks(bucket.domain) > 1; },
       record_uses(plan.model.config, *plan.model.parameters, plan.type, plan.recompute()),
       plan.config.batch.accumulation);
 }

@@ -130,7 +130,7 @@ void place_weights(RunContext& run) {
     zero::ShareOptions options = share_options_of(run);
     options.fp32 = types.fp32;
     if (offload) options.offload = offload_options(run.config, run.model->host());
-    zero::check_group_sizes(options.groups, run.gradient_ranks());
+    zero::check_group_sizes(options.groups, run.mesh.shape());
     state.share(run.context(), run.mesh, options, compute, masters);
   } else if (offload) {
     state.offload(run.context(), offload_options(run.config, run.model->host()), compute,

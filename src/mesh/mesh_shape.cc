@@ -231,7 +231,8 @@ int MeshShape::ranks_in_part(MeshGroup group, int consecutive) const {
   const int all = size(MeshGroup::kDataContext), ranks = size(group);
   if (consecutive == 0 || consecutive >= all) return ranks;
   const int part = std::max(1, static_cast<int>(int64_t{consecutive} * ranks / all));
-  DS_CHECK(all % consecutive == 0 && ranks % part == 0, Code::kConfig, "a shard of ", consecutive,
+  const bool whole = all % consecutive == 0 && int64_t{consecutive} * ranks % all == 0;
+  DS_CHECK(whole && ranks % part == 0, Code::kConfig, "a shard of ", consecutive,
            " ranks does not divide the ", all, " ranks of the ",
            mesh_group_name(MeshGroup::kDataContext), " group");
   return part;

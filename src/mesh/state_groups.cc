@@ -48,10 +48,8 @@ StateGroups make_state_groups(const Mesh& mesh, MeshGroup group, const StateGrou
     out.shard = mesh.placed({group, MeshPart::kShard, shard_ranks});
     out.replicas = mesh.placed({group, MeshPart::kReplicas, shard_ranks});
   }
-  if (const int near = mesh.shape().ranks_in_part(group, sizes.secondary);
-      sizes.secondary > 1 && near > 1) {
-    out.secondary = mesh.placed({group, MeshPart::kSecondary, near});
-  }
+  const int near = sizes.secondary > 1 ? mesh.shape().ranks_in_part(group, sizes.secondary) : 1;
+  if (near > 1) out.secondary = mesh.placed({group, MeshPart::kSecondary, near});
   out.model = mesh.placed(model_group(group));
   if (!want_nodes) return out;
   // Every rank knows where all are, so that all shard groups decide alike.

@@ -501,9 +501,10 @@ std::vector<int64_t> ZenFlow::column_sums(const StepWork& work) const {
 
 // Which columns are chosen, and when, follows from all matrices of the model.
 void ZenFlow::sum_over_ranks(std::vector<int64_t>& words) const {
-  DS_CHECK(shard_groups().size() <= 1, Code::kInternal,
+  const ShardGroups& groups = shard_groups();
+  DS_CHECK(groups.size() <= 1, Code::kInternal,
            "zenflow does not decide for tensors that different ranks have");
-  if (!shard_groups().empty()) shard_groups().front()->sum(words);
+  if (!groups.empty()) groups.front()->sum(words);
 }
 
 void ZenFlow::choose(StepWork& work) {

@@ -25,11 +25,12 @@ optim::ShardGroups make_shard_groups(const FlatLayout& layout, std::span<const n
                                      std::span<const std::shared_ptr<Communicator>> comms,
                                      const std::shared_ptr<Device>& device) {
   optim::ShardGroups out;
-  for (size_t i = 0; i < comms.size(); ++i) {
-    const auto domain = static_cast<int>(i);
-    if (layout.world(domain) == 1) continue;
-    auto group = std::make_shared<CommShardGroup>(layout, domain, ids, comms[i], device);
-    if (!group->tensors().empty()) out.push_back(std::move(group));
+  for (int domain = 0; const std::shared_ptr<Communicator>& comm : comms) {
+    if (layout.world(domain) > 1) {
+      auto group = std::make_shared<CommShardGroup>(layout, domain, ids, comm, device);
+      if (!group->tensors().empty()) out.push_back(std::move(group));
+    }
+    ++domain;
   }
   return out;
 }

@@ -17,6 +17,18 @@ void clear_memory(const OpContext& ctx, Device& device, Tensor memory) {
   }
 }
 
+// Where the gradients of a domain lie, whose buckets follow each other.
+FlatRange range_of(const FlatLayout& layout, const optim::FlatTensor& gradients, int domain) {
+  FlatRange out;
+  for (const Bucket& bucket : layout.buckets()) {
+    if (!bucket.trainable || bucket.domain != domain) continue;
+    const FlatRange kept = kept_range(gradients, bucket);
+    if (out.elements() == 0) out.begin = kept.begin;
+    out.end = kept.end;
+  }
+  return out;
+}
+
 }  // namespace
 
 Gradients::Gradients(StateArrays& arrays)
@@ -275,27 +287,16 @@ void Gradients::reduce_open() {
 }
 
 void Gradients::reduce_replicas() {
+  if (replicas_agree_) return;
   const optim::FlatTensor& all = arrays_.flat.gradients;
-  const auto average = [&](const RankGroup& replicas, FlatRange range) {
-    if (!replicas) return;
+  for (size_t i = 0; i < arrays_.groups.size(); ++i) {
+    const RankGroup& replicas = arrays_.groups[i].replicas;
+    if (!replicas) continue;
+    const FlatRange range = range_of(arrays_.layout.flat(), all, static_cast<int>(i));
     all.for_parts(range.begin, range.end, Access::kReadWrite, [&](const Tensor& part, int64_t) {
       replicas->all_reduce(part, ReduceOp::kAverage, {.label = "gradients of replicas"})->wait();
     });
-  };
-  // What is trained of a domain lies together.
-  FlatRange open;
-  const Bucket* last = nullptr;
-  for (const Bucket& bucket : arrays_.layout.flat().buckets()) {
-    if (!bucket.trainable || replicas_agree_) continue;
-    const FlatRange kept = kept_range(all, bucket);
-    if (last != nullptr && last->domain != bucket.domain) {
-      average(arrays_.groups[static_cast<size_t>(last->domain)].replicas, open);
-      open = {kept.begin, kept.begin};
-    }
-    open.end = kept.end;
-    last = &bucket;
   }
-  if (last != nullptr) average(arrays_.groups[static_cast<size_t>(last->domain)].replicas, open);
   replicas_agree_ = true;
 }
 

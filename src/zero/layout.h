@@ -62,6 +62,7 @@ class Layout {
   // one copy of the domain together (model_group). `p` is as the set had it.
   int holder(const nn::Parameter& p) const;
 
+  const MeshShape& mesh() const { return mesh_; }
   int stage() const { return stage_; }
   // The ranks over whose samples a gradient is the mean, also one of experts: the samples of all
   // ranks come to each of them.

@@ -2,7 +2,8 @@
 
 namespace ds::zero {
 
-void check_group_sizes(const StateGroupSizes& sizes, int ranks) {
+void check_group_sizes(const StateGroupSizes& sizes, const MeshShape& mesh) {
+  const int ranks = mesh.size(MeshGroup::kDataContext), experts = mesh.size(MeshAxis::kExpert);
   constexpr const char* kPath = "configuration: /zero_optimization/";
   DS_CHECK(sizes.shard == 0 || ranks % sizes.shard == 0, Code::kConfig, kPath,
            "mics_shard_size: ", sizes.shard, " does not divide the ", ranks,
@@ -10,6 +11,13 @@ void check_group_sizes(const StateGroupSizes& sizes, int ranks) {
   DS_CHECK(ranks % sizes.secondary == 0, Code::kConfig, kPath,
            "zero_hpz_partition_size: ", sizes.secondary, " does not divide the ", ranks,
            " data-parallel ranks; use a divisor, such as the ranks of a node");
+  const auto check_experts = [&](const char* key, int part) {
+    DS_CHECK(part % experts == 0, Code::kConfig, kPath, key, ": ", part,
+             " ranks do not hold all experts of a layer, which ", experts,
+             " ranks share (expert_parallel); use a multiple of ", experts);
+  };
+  check_experts("mics_shard_size", sizes.shard);
+  if (sizes.secondary > 1) check_experts("zero_hpz_partition_size", sizes.secondary);
 }
 
 LayoutPolicy layout_policy(const ShareOptions& options) {

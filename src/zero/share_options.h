@@ -51,8 +51,9 @@ struct ShareOptions {
   std::optional<QuantizedReduce::Feedback> feedback = {};  // of what their roundings lose
 };
 
-// Throws kConfig where the sizes do not divide the ranks that train.
-void check_group_sizes(const StateGroupSizes& sizes, int ranks);
+// Throws kConfig where the sizes do not divide the ranks that train, or parts of so many do not
+// hold all experts of layers that ranks share.
+void check_group_sizes(const StateGroupSizes& sizes, const MeshShape& mesh);
 // Whether something of it goes among the ranks of a node first, or across nodes.
 inline bool wants_nodes(const ShareOptions& options) {
   return options.quantized_gradients || options.weights.hierarchical;

@@ -207,13 +207,13 @@ float given(nn::ParamId id, int rank, int64_t element) {
   return static_cast<float>((id * 31 + rank * 7 + element * 3) % 17 - 8);
 }
 
-// Ranks 0 and 2 have the experts 0 and 1, ranks 1 and 3 the experts 2 and 3.
+// Two ranks share the experts: even ones have the experts 0 and 1, odd ones 2 and 3.
 nn::ParameterSet dense_and_experts() {
   nn::ParameterSet out;
   out.add(parameter("w", {12, 9}));
   const auto expert = [&](int64_t index) {
     nn::Parameter p =
-        parameter("expert." + std::to_string(index), {5, 4}, SplitRule::rows().of_experts(4));
+        parameter("expert." + std::to_string(index), {5, 14}, SplitRule::rows().of_experts(4));
     p.expert = index;
     out.add(p);
   };
@@ -225,10 +225,7 @@ nn::ParameterSet dense_and_experts() {
   return out;
 }
 
-std::vector<int> holders(const nn::Parameter& p) {
-  if (p.expert < 0) return {0, 1, 2, 3};
-  return p.expert < 2 ? std::vector{0, 2} : std::vector{1, 3};
-}
+bool held_by(const nn::Parameter& p, int rank) { return p.expert < 0 || p.expert / 2 == rank % 2; }
 
 // What the ranks of the test make together.
 struct Reduced {
@@ -237,21 +234,59 @@ struct Reduced {
   std::vector<double> squares;                // as each rank has their sum
 };
 
+struct TwoDomainsCase {
+  const char* name;
+  int world;
+  ShareOptions options;
+};
+
+ShareOptions at_stage(int stage, const StateGroupSizes& groups = {}) {
+  ShareOptions out;
+  out.stage = stage;
+  out.bucket_elements = 64;
+  out.groups = groups;
+  return out;
+}
+
+// Weights that a rank sets are everybody's, whoever holds them.
+void check_weights_are_those_set(const OpContext& ctx, TrainState& state) {
+  const nn::ParameterSet& parameters = state.parameters();
+  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+    const Tensor value =
+        Tensor::empty(ctx.device, DType::kFloat32, parameters[id].shape, MemoryTag::kOther);
+    for (int64_t i = 0; i < value.elements(); ++i) value.data<float>()[i] = given(id, 5, i);
+    state.write(ctx, id, value);
+  }
+  for (int pass = 0; pass < 2; ++pass) {  // from the second on near ranks may have copies
+    for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+      const Tensor read = state.read(ctx, id);
+      const bool held = state.layout().flat().holds(id);
+      const Tensor weight = held ? state.weights().acquire(id) : read;
+      for (int64_t i = 0; i < read.elements(); ++i) {
+        ASSERT_EQ(read.data<float>()[i], given(id, 5, i)) << parameters[id].name << " " << i;
+        ASSERT_EQ(weight.data<float>()[i], given(id, 5, i)) << parameters[id].name << " " << i;
+      }
+      if (held) state.weights().release(id);
+    }
+    state.weights().end_pass();
+  }
+}
+
 // One step of a rank, as an engine makes it: gradients of both domains in the order of the
 // parameters, last first, are reduced, and counted once in the norm.
-void step(const Mesh& mesh, const nn::ParameterSet& parameters, int stage, Reduced& out) {
+void step(const Mesh& mesh, const nn::ParameterSet& parameters, const ShareOptions& options,
+          Reduced& out) {
   ThreadPool pool(1);
   const OpContext ctx{make_cpu_device(), &pool};
   TrainState state(parameters, ctx.device);
-  ShareOptions options;
-  options.stage = stage;
-  options.bucket_elements = 64;
   state.share(ctx, mesh, options, DType::kFloat32, MasterForm::kFp32);
   const Layout& layout = state.layout();
   ASSERT_EQ(layout.domains().size(), 2u);
+  check_weights_are_those_set(ctx, state);
   Gradients& gradients = state.gradients();
   gradients.allocate(ctx, DType::kFloat32);
   for (nn::ParamId id = parameters.size(); id-- > 0;) {
+    EXPECT_EQ(layout.flat().holds(id), held_by(parameters[id], mesh.rank()));
     if (!layout.flat().holds(id)) continue;
     const nn::GradientTarget target = gradients.gradient_target(id);
     for (int64_t i = 0; i < target.sum.elements(); ++i) {
@@ -278,33 +313,46 @@ void step(const Mesh& mesh, const nn::ParameterSet& parameters, int stage, Reduc
   }
 }
 
-class TwoDomains : public testing::TestWithParam<int> {};
+class TwoDomains : public testing::TestWithParam<TwoDomainsCase> {};
 
 TEST_P(TwoDomains, AreReducedOverTheirOwnRanksInOneStep) {
+  const int world = GetParam().world;
   const nn::ParameterSet parameters = dense_and_experts();
   Reduced reduced;
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     reduced.gradients.emplace_back(static_cast<size_t>(parameters[id].shape.elements()), NAN);
   }
-  mesh_test::run_mesh(4, {.expert = 2},
-                      [&](const Mesh& mesh) { step(mesh, parameters, GetParam(), reduced); });
+  mesh_test::run_mesh(world, {.expert = 2}, [&](const Mesh& mesh) {
+    step(mesh, parameters, GetParam().options, reduced);
+  });
   double squares = 0;
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     for (int64_t i = 0; i < parameters[id].shape.elements(); ++i) {
       float sum = 0;
-      for (const int rank : holders(parameters[id])) sum += given(id, rank, i);
-      // The mean over the samples of all four ranks, whoever held the expert that they went to.
-      const float expected = sum / 4;
+      for (int rank = 0; rank < world; ++rank) {
+        if (held_by(parameters[id], rank)) sum += given(id, rank, i);
+      }
+      // The mean over the samples of all ranks, whoever held the expert that they went to.
+      const float expected = sum / static_cast<float>(world);
       squares += double{expected} * expected;
       EXPECT_EQ(reduced.gradients[static_cast<size_t>(id)][static_cast<size_t>(i)], expected)
           << parameters[id].name << " " << i;
     }
   }
-  // Sums of sixteenths of whole numbers: exact.
-  EXPECT_EQ(reduced.squares, std::vector<double>(4, squares));
+  // Sums of fractions of whole numbers: exact.
+  EXPECT_EQ(reduced.squares, std::vector<double>(static_cast<size_t>(world), squares));
 }
 
-INSTANTIATE_TEST_SUITE_P(Stages, TwoDomains, testing::Values(0, 1, 2, 3));
+INSTANTIATE_TEST_SUITE_P(
+    Stages, TwoDomains,
+    testing::Values(TwoDomainsCase{"stage_0", 4, at_stage(0)},
+                    TwoDomainsCase{"stage_1", 4, at_stage(1)},
+                    TwoDomainsCase{"stage_2", 4, at_stage(2)},
+                    TwoDomainsCase{"stage_3", 4, at_stage(3)},
+                    TwoDomainsCase{"copies_of_two_ranks", 4, at_stage(3, {.shard = 2})},
+                    TwoDomainsCase{"copies_of_four_ranks", 8, at_stage(3, {.shard = 4})},
+                    TwoDomainsCase{"near_ranks", 8, at_stage(3, {.secondary = 4})}),
+    [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace
 }  // namespace ds::zero

@@ -223,6 +223,37 @@ TEST(ExpertParallelLayouts, OptimizersOfWholeTensorsTrainAsOneRank) {
   }
 }
 
+// Each group of consecutive ranks has all experts, cut among those that hold the same ones there.
+TEST(ExpertParallelLayouts, GroupsOfRanksHoldCopies) {
+  for (const Json& precision : {Json::object(), Json{{"bf16", {{"enabled", true}}}}}) {
+    const struct { int world, ranks, shard; } variants[] = {{4, 2, 2}, {8, 2, 4}, {4, 2, 4}};
+    for (const auto& [world, ranks, shard] : variants) {
+      SCOPED_TRACE(
+          str_cat(shard, " of ", world, " ranks, experts on ", ranks, ", ", dump_json(precision)));
+      const auto trained = [&, world = world, ranks = ranks](const Json& zero) {
+        Job job =
+            free_job(world, ranks, 8 / world, 1, 3, with(precision, {{"zero_optimization", zero}}));
+        job.config["zero_optimization"]["reduce_bucket_size"] = 3000;
+        job.config["zero_optimization"]["stage3_param_persistence_threshold"] = 40;
+        job.steps = 10;
+        return train(job);
+      };
+      const Trained plain = trained(Json::object());
+      const Trained near = trained({{"zero_hpz_partition_size", shard}});
+      EXPECT_TRUE(same_bits(near.weights, plain.weights));
+      EXPECT_EQ(near.losses, plain.losses);
+      EXPECT_EQ(near.norms, plain.norms);
+      // Gradients of groups are averaged, and then those averages: rounded in other places.
+      const Trained copies = trained({{"mics_shard_size", shard}});
+      const bool fp32 = precision.empty();
+      for (size_t i = 0; i < plain.losses.size(); ++i) {
+        EXPECT_NEAR(copies.losses[i], plain.losses[i], (fp32 ? 1e-5 : 1e-2) * plain.losses[i]);
+        EXPECT_NEAR(copies.norms[i], plain.norms[i], (fp32 ? 1e-4 : 3e-2) * plain.norms[i]);
+      }
+    }
+  }
+}
+
 MicroBatch batch_of(int first, int count) {
   std::vector<int64_t> ids;
   for (int64_t i = first * 16; i < (first + count) * 16; ++i) ids.push_back(i * i * 7 % 61);
@@ -312,8 +343,13 @@ int64_t moved(const Json& plan, const char* collective, const char* key) {
 TEST(ExpertParallelTraffic, IsAsPlanned) {
   for (const int ranks : {2, 4}) {
     for (const int stage : {0, 1, 3}) {
-      for (const Json& more : {Json::object(), Json{{"bf16", {{"enabled", true}}}},
-                               kWholeTensors[0], kWholeTensors[1]}) {
+      for (const Json& more :
+           {Json::object(), Json{{"bf16", {{"enabled", true}}}}, kWholeTensors[0], kWholeTensors[1],
+            Json{{"zero_optimization", {{"mics_shard_size", 2}}}},
+            Json{{"zero_optimization", {{"zero_hpz_partition_size", 2}}}}}) {
+        const bool parts = more.contains("zero_optimization") && !more.contains("optimizer");
+        if (parts && (stage < 3 || ranks > 2)) continue;
+
         SCOPED_TRACE(str_cat(ranks, " of 4 ranks, stage ", stage, ", ", dump_json(more)));
         Job job = free_job(4, ranks, 2, 2, stage, more);
         job.config["zero_optimization"]["reduce_bucket_size"] = 3000;
@@ -510,6 +546,11 @@ TEST(ExpertParallelState, CheckpointsGoFromAnyPlaceToAnyOther) {
   check_checkpoints({{4, 4, 0}, {4, 4, 3}, {4, 2, 1}, {2, 1, 2}},
                     {{1, 1, 0}, {2, 2, 3}, {4, 2, 2}, {4, 4, 1}, {8, 8, 1}, {8, 4, 3}, {4, 1, 3}},
                     Json::object());
+}
+
+TEST(ExpertParallelState, CheckpointsOfGroupsThatHoldCopiesDoToo) {
+  check_checkpoints({{8, 2, 3}}, {{8, 4, 3}, {8, 2, 3}},
+                    {{"zero_optimization", {{"mics_shard_size", 4}}}});
 }
 
 TEST(ExpertParallelState, CheckpointsOfOptimizersOfWholeTensorsDoToo) {
@@ -818,10 +859,15 @@ TEST(ExpertParallelRefusals, NameWhatDoesNotFit) {
                                        {{"zenflow", {{"topk_ratio", 0.1}}},
                                         {"offload_optimizer", {{"device", "cpu"}}}}}})),
               HasSubstr("all matrices of the model"));
-  EXPECT_THAT(
-      why(Code::kUnsupported, 2,
-          with(shared_by(2), {{"zero_optimization", {{"stage", 3}, {"mics_shard_size", 1}}}})),
-      HasSubstr("mics_shard_size"));
+  for (const char* key : {"mics_shard_size", "zero_hpz_partition_size"}) {
+    EXPECT_THAT(why(Code::kConfig, 8,
+                    with(shared_by(4), {{"zero_optimization", {{"stage", 3}, {key, 2}}}})),
+                HasSubstr(str_cat(key, ": 2 ranks do not hold all experts of a layer")));
+  }
+  EXPECT_THAT(why(Code::kUnsupported, 2,
+                  with(shared_by(2), {{"zero_optimization",
+                                       {{"stage", 3}, {"zero_quantized_gradients", true}}}})),
+              HasSubstr("zero_quantized_gradients"));
   Json plan_config = with(zero_config(1), shared_by(4));
   EXPECT_THAT(error_of(Code::kConfig,
                        [&] {
