@@ -3,6 +3,7 @@
 
 #include "cuda/emulation/stand_in.h"
 #include "cuda/model_world.h"
+#include "unit/zero/expert_models.h"
 
 namespace ds {
 namespace {
@@ -74,6 +75,33 @@ TEST_F(GpuModel, CallersWaitForTheirLoss) {
       EXPECT_EQ(forward, 1);
       EXPECT_EQ(backward, 0);
       EXPECT_EQ(update, micro);
+    }
+  }
+}
+
+// Each layer of experts waits for how many rows its experts got, in each pass that is computed.
+TEST_F(GpuModel, LayersOfExpertsWaitOnce) {
+  const Json of_gpt = zero_test::gpt_moe({{"mlp_type", "residual"},
+                                          {"moe_min_capacity", 1},
+                                          {"moe_train_capacity_factor", 0.7},
+                                          {"moe_z_loss_coeff", 1e-3}});
+  struct Case {
+    Json model;
+    int64_t layers;
+  };
+  for (const Case& one : {Case{zero_test::qwen2_moe(), 2}, Case{of_gpt, 1}}) {
+    for (const bool recomputed : {false, true}) {
+      SCOPED_TRACE(one.model.at("model_type").get<std::string>());
+      const auto engine = make_engine_on(
+          true,
+          with(base_config(), {{"gradient_accumulation_steps", 2},
+                               {"activation_checkpointing", {{"enabled", recomputed}}}}),
+          one.model);
+      engine->train_batch();
+      for (int i = 0; i < 2; ++i) {
+        EXPECT_EQ(waits_of([&] { engine->train_batch(); }),
+                  1 + 2 * one.layers * (recomputed ? 2 : 1));
+      }
     }
   }
 }

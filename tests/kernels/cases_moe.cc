@@ -195,9 +195,10 @@ CaseResult check_sums(const OpContext& ctx, uint64_t seed, const Gate& g) {
   });
   Tensor probabilities = guarded_tensor(DType::kFloat64, {g.experts});
   Tensor counts = guarded_tensor(DType::kFloat64, {g.experts});
+  const Tensor all = guarded_tensor(DType::kFloat64, {1});
   ops::gate_sums(ctx, g.rule.scores, c.scores,
                  {.chosen = c.chosen, .choices = g.rule.choices, .tokens = counted}, probabilities,
-                 counts);
+                 counts, all);
   const std::vector<double> p = doubles(probabilities), n = doubles(counts);
   double loss = 0;
   for (size_t e = 0; e < p.size(); ++e) loss += p[e] * n[e];
@@ -209,6 +210,20 @@ CaseResult check_sums(const OpContext& ctx, uint64_t seed, const Gate& g) {
                 ref::balance_loss(g.rule.scores, doubles(c.scores), ints_of(c.chosen), g.experts,
                                   g.rule.choices, mask),
                 {1e-6, 0});
+  compare(result, "tokens that count", all, std::vector<double>{tokens}, {});
+  // The z-loss: exponentials and logarithms in double precision.
+  Tensor z = guarded_tensor(DType::kFloat64, {1});
+  ops::gate_z_sum(ctx, c.logits, counted, z);
+  const std::vector<double> logits = doubles(c.logits);
+  double expected = 0;
+  for (int64_t t = 0; t < g.tokens; ++t) {
+    double sum = 0;
+    for (int64_t e = 0; e < g.experts; ++e) {
+      sum += std::exp(logits[static_cast<size_t>(t * g.experts + e)]);
+    }
+    if (mask[static_cast<size_t>(t)] != 0) expected += std::pow(std::log(sum), 2);
+  }
+  compare(result, "squared logarithms", z, std::vector<double>{expected}, {1e-12, 0});
   return result;
 }
 
