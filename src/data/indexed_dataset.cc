@@ -316,6 +316,7 @@ void IndexedDataset::read_as(int64_t index, int64_t offset, std::span<Out> out) 
                    place(index, offset + static_cast<int64_t>(i)), " holds ", value,
                    ", beyond 32 bits");
         }
+        // NOLINTNEXTLINE(bugprone-signed-char-misuse): a type of 8 bits is of numbers with a sign
         out[i] = static_cast<Out>(value);
       }
       out = out.subspan(n);

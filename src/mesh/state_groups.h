@@ -23,7 +23,8 @@ struct NodeGroups {
   RankGroup across;        // in the order of nodes
   std::vector<int> ranks;  // of the group: [node][place]
   int rank_at(int node_index, int place) const {
-    return ranks[static_cast<size_t>(node_index * node.size + place)];
+    return ranks[static_cast<size_t>(node_index) * static_cast<size_t>(node.size) +
+                 static_cast<size_t>(place)];
   }
 };
 

@@ -304,12 +304,14 @@ def print_report(outcomes):
     for name, (killed, all_of_it) in sorted(tally.items()):
         print(f"{name}: {killed} of {all_of_it} killed")
     killed, all_of_it = (sum(c[i] for c in tally.values()) for i in (0, 1))
-    print(f"{killed} of {all_of_it} mutants killed, {100 * killed / max(all_of_it, 1):.1f} %; {timed_out} by the time limit")
+    print(f"{killed} of {all_of_it} mutants killed, {100 * killed / max(all_of_it, 1):.1f} %; {timed_out} by the time "
+          "limit")
 
 
 def own_programs(mutants):
     """Of their folders."""
-    return [name for folder, names in OWN.items() if any(m.file.startswith(folder + "/") for m in mutants) for name in names]
+    return [name for folder, names in OWN.items() for name in names
+            if any(m.file.startswith(folder + "/") for m in mutants)]
 
 
 def try_all(numbers, tests, own, seconds, pool, outcomes, after_each):
@@ -329,8 +331,8 @@ def try_all(numbers, tests, own, seconds, pool, outcomes, after_each):
         outcomes[mutant] = outcome
         after_each()
         if outcome.killed_by is None:
-            print(f"survived: {mutant.name()} (tests of {outcome.tried:.0f} s{'' if outcome.whole else ', and there are more'})",
-                  flush=True)
+            more = "" if outcome.whole else ", and there are more"
+            print(f"survived: {mutant.name()} (tests of {outcome.tried:.0f} s{more})", flush=True)
         if done % 20 == 0:
             killed = sum(m in outcomes and outcomes[m].killed_by is not None for m in waiting.values())
             print(f"{done} of {len(waiting)}, {killed} killed", flush=True)
@@ -341,14 +343,17 @@ def options_of(arguments):
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=120, help="of tests for a mutant, the quickest first; 0: all that reach it")
-    parser.add_argument("--quick", type=float, help="only tests that took at most so many seconds when ctest last ran in build/dev")
+    parser.add_argument("--seconds", type=float, default=120,
+                        help="of tests for a mutant, the quickest first; 0: all that reach it")
+    parser.add_argument("--quick", type=float,
+                        help="only tests that took at most so many seconds when ctest last ran in build/dev")
     parser.add_argument("--slow", action="store_true", help="with --quick: only the others")
     parser.add_argument("--own", action="store_true", help="only tests of the mutant's own folder")
     parser.add_argument("--build", action="store_true", help="only compile them; --again tries them")
     parser.add_argument("--folders", nargs="+", default=FOLDERS)
     parser.add_argument("--only", default="", help="files that begin so, all their mutants that do not overlap")
-    parser.add_argument("--again", action="store_true", help="those that survived the last run, and those not tried in it")
+    parser.add_argument("--again", action="store_true",
+                        help="those that survived the last run, and those not tried in it")
     parser.add_argument("--rest", action="store_true", help="with --again: only those not tried in the last run")
     parser.add_argument("--compile-commands", default=ROOT / "build/dev", help="the build tree that describes the sources")
     return parser.parse_args(arguments)

@@ -500,6 +500,33 @@ TEST(StoredStateFaults, AnEngineThatCannotBeMadeLeavesTheModelAsItWas) {
   }
 }
 
+// Arrays that the ranks of a group cannot make: until masters are spread the model has its weights,
+// and from then on it says that they are gone, as after an engine that held them in pieces.
+TEST(StoredStateFaults, RanksThatCannotMakeTheirArraysKeepWhatIsNotSpread) {
+  const Job job{2, zero_config(3, {{"stage3_param_persistence_threshold", 0}},
+                               {{"bf16", {{"enabled", true}}}})};
+  const Job alone{1, zero_config(0)};
+  for (const bool spread : {false, true}) {
+    SCOPED_TRACE(spread);
+    run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+      const auto arrays = std::make_shared<FileFactory>(kPart);
+      arrays->refused = spread ? 1 : 0;  // the weights, and the masters
+      const auto model = make_rank_model(job);
+      EXPECT_THAT(
+          error_of(Code::kIo, [&] { Engine(dump_json(job.config), model, comm, {}, arrays); }),
+          HasSubstr(spread ? "no room for weights" : "no room for masters"));
+      if (spread) {
+        error_of(Code::kState, [&] { model->get("wpe.weight"); });
+        error_of(Code::kState, [&] { Engine(dump_json(alone.config), model, nullptr); });
+      } else {
+        Engine engine(dump_json(alone.config), model, nullptr);
+        const auto plain = make_rank_engine(alone, nullptr);
+        EXPECT_TRUE(same_bits(all_weights(engine), all_weights(*plain)));
+      }
+    });
+  }
+}
+
 // One rank's file fails in the middle of a step: the others learn of it where they next wait for
 // that rank, in this step or the next.
 TEST(StoredStateFaults, AFileOfOneRankEndsTheGroup) {
