@@ -205,7 +205,7 @@ void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t
             .a_group = a.group,
             .b = packed_b + panel * b_panel + k * kernel.columns * kernel.packed_bytes,
             .c = c,
-            .blocks = divide_up(here, kernel.rows),
+            .rows = here,
             .depth = round_up(depth, kernel.group),
             .first = r.k == 0 && k == 0};
         if (!last) {
@@ -214,15 +214,15 @@ void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t
         }
         // Block by block: the stores of one wait for memory while the next is multiplied.
         const int64_t first_column = column + panel * kernel.columns;
-        call.blocks = 1;
         for (int64_t block = 0; block < here; block += kernel.rows) {
           call.a = a.data + block / kernel.rows * a.panel;
           call.c = c + block * kernel.columns;
+          call.rows = std::min(kernel.rows, here - block);
           kernel.multiply(call);
           finish({.sums = call.c,
                   .stride = kernel.columns,
                   .row = r.row + at + block,
-                  .rows = std::min(kernel.rows, here - block),
+                  .rows = call.rows,
                   .column = r.column + first_column,
                   .columns = std::min(kernel.columns, column + columns - first_column)});
         }

@@ -22,15 +22,18 @@ struct PackCall {
   void* to = nullptr;
 };
 
-// `blocks` consecutive row panels times one column panel, over `depth` (padded) steps of k. Kernels
-// with `unpacked_rows` find row i of A, group g of k, at a + i * a_row + g * a_group.
+// Consecutive row panels, which have `rows` rows together, times one column panel, over `depth`
+// (padded) steps of k. Kernels with `unpacked_rows` find row i of A, group g of k, at
+// a + i * a_row + g * a_group.
 struct MultiplyCall {
   const void* a = nullptr;
   int64_t a_panel = 0;  // bytes from one row panel to the next
   int64_t a_row = 0, a_group = 0;
   const void* b = nullptr;
-  float* c = nullptr;  // [blocks * rows, columns], dense; 64-byte aligned
-  int64_t blocks = 0, depth = 0;
+  // [rows, columns], dense; 64-byte aligned. There is room for whole panels, and a kernel may write
+  // all of it.
+  float* c = nullptr;
+  int64_t rows = 0, depth = 0;
   bool first = false;  // C is written, not added to
 };
 
