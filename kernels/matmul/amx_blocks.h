@@ -18,10 +18,10 @@ inline __attribute__((always_inline)) void multiply_on_tiles(const MultiplyCall&
   constexpr int64_t kCBytes = kTileColumns * 4;
   const auto* a_panel = static_cast<const char*>(call.a);
   const auto* const b_panel = static_cast<const char*>(call.b);
-  const int64_t blocks = call.blocks, depth = call.depth, a_bytes = call.a_panel;
+  const int64_t rows = call.rows, depth = call.depth, a_bytes = call.a_panel;
   const bool first = call.first;
   float* c = call.c;
-  for (int64_t block = 0; block < blocks; ++block) {
+  for (int64_t row = 0; row < rows; row += kTileRows) {
     float* const lower = c + 16 * kTileColumns;
     if (first) {
       amx::zero_sums();

@@ -11,7 +11,7 @@ constexpr int64_t kRows = 4, kColumns = 8;
 void multiply(const MultiplyCall& call) {
   const auto* panel = static_cast<const char*>(call.a);
   float* c = call.c;
-  for (int64_t block = 0; block < call.blocks; ++block) {
+  for (int64_t row = 0; row < call.rows; row += kRows) {
     float sums[kRows][kColumns] = {};
     if (!call.first) {
       for (int64_t i = 0; i < kRows; ++i) {

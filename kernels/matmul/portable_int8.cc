@@ -12,7 +12,7 @@ constexpr int64_t kRows = 4, kColumns = 8, kWord = 2;
 void multiply(const MultiplyCall& call) {
   const auto* panel = static_cast<const char*>(call.a);
   auto* c = reinterpret_cast<int32_t*>(call.c);
-  for (int64_t block = 0; block < call.blocks; ++block) {
+  for (int64_t row = 0; row < call.rows; row += kRows) {
     int32_t sums[kRows][kColumns] = {};
     if (!call.first) {
       for (int64_t i = 0; i < kRows; ++i) {

@@ -17,7 +17,8 @@
 //
 // Sums are named by pack expansion, because gcc keeps an array that is indexed in a loop in memory.
 
-template <class Op, size_t... kRow>
+// The first sizeof...(kRow) rows of a panel of kPanel.
+template <class Op, int64_t kPanel, size_t... kRow>
 inline __attribute__((always_inline)) void multiply_tile(std::index_sequence<kRow...>,
                                                          const uint32_t* a, const uint32_t* b,
                                                          int64_t words, typename Op::Sum* c,
@@ -30,7 +31,7 @@ inline __attribute__((always_inline)) void multiply_tile(std::index_sequence<kRo
     ((left[kRow] = Op::load(c + kRow * kColumns)), ...);
     ((right[kRow] = Op::load(c + kRow * kColumns + Op::kLanes)), ...);
   }
-  for (int64_t k = 0; k < words; ++k, a += kRows, b += kColumns) {
+  for (int64_t k = 0; k < words; ++k, a += kPanel, b += kColumns) {
     const typename Op::Vector b0 = Op::load_words(b), b1 = Op::load_words(b + Op::kLanes);
     const auto row = [&](size_t i) __attribute__((always_inline)) {
       const typename Op::Vector word = Op::broadcast(a + i);
@@ -43,14 +44,31 @@ inline __attribute__((always_inline)) void multiply_tile(std::index_sequence<kRo
   (Op::store(c + kRow * kColumns + Op::kLanes, right[kRow]), ...);
 }
 
+// What multiplies 1, 2, ... kRows rows of a panel: a last panel of few rows need not cost what a
+// full one does.
+template <class Op, int64_t kRows, class Sequence = std::make_index_sequence<kRows>>
+struct TileOfRows;
+template <class Op, int64_t kRows, size_t... kLess>
+struct TileOfRows<Op, kRows, std::index_sequence<kLess...>> {
+  template <size_t kCount>
+  static void rows(const uint32_t* a, const uint32_t* b, int64_t words, typename Op::Sum* c,
+                   bool first) {
+    multiply_tile<Op, kRows>(std::make_index_sequence<kCount>(), a, b, words, c, first);
+  }
+  using Multiply = decltype(&rows<1>);
+  static constexpr Multiply kTable[] = {rows<kLess + 1>...};
+};
+
 // `kRows` rows of C, kWord steps of k in a word.
 template <class Op, int64_t kRows, int64_t kWord>
 void multiply_panels(const MultiplyCall& call) {
   const auto* a = static_cast<const char*>(call.a);
   auto* c = reinterpret_cast<typename Op::Sum*>(call.c);
-  for (int64_t block = 0; block < call.blocks; ++block) {
-    multiply_tile<Op>(std::make_index_sequence<kRows>(), reinterpret_cast<const uint32_t*>(a),
-                      static_cast<const uint32_t*>(call.b), call.depth / kWord, c, call.first);
+  for (int64_t row = 0; row < call.rows; row += kRows) {
+    const int64_t rows = call.rows - row < kRows ? call.rows - row : kRows;
+    TileOfRows<Op, kRows>::kTable[rows - 1](reinterpret_cast<const uint32_t*>(a),
+                                            static_cast<const uint32_t*>(call.b),
+                                            call.depth / kWord, c, call.first);
     a += call.a_panel;
     c += kRows * 2 * Op::kLanes;
   }
