@@ -113,6 +113,10 @@ void PlanContext::arrange() {
     if (!lower) type = DType::kFloat32;
   }
   share.stage = stage;
+  if (config.distillation.enabled && model.architecture != nullptr && !model.teacher) {
+    model.teacher = open_teacher(config, model.architecture->info());
+  }
+  if (!config.distillation.enabled) model.teacher.reset();
   all = shard = places_of(world, 1);
   if (stage == 3 && share.groups.shard > 0) shard = places_of(share.groups.shard, 1);
   const MeshShape mesh(world, mesh_sizes(config, world));
