@@ -44,7 +44,7 @@ OWN = {
 }
 OTHERS = ["prop_checkpoints", "unit_engine", "unit_engine_plan", "capi_abi", "prop_training", "properties_zero",
           "unit_zero_expert_parallel", "emulated_graph"]
-# Tests that run in one process until together they take so long.
+# Tests that run one after another until together they take so long, those of a program in one process.
 BATCH_SECONDS, BATCH_TESTS = 3.0, 200
 
 
@@ -239,14 +239,17 @@ def trace_all(programs, folder, mutants, pool, meant):
 
 
 def batches(number, tests):
-    """The tests that reach the mutant, in processes, the quickest first."""
-    order = sorted((t for t in tests if number in t.reached), key=lambda t: t.seconds)
-    open_ones = {}
-    for test in order:
-        batch = open_ones.setdefault(test.program, [])
-        batch.append(test)
-        if len(batch) == BATCH_TESTS or sum(t.seconds for t in batch) >= BATCH_SECONDS:
-            yield open_ones.pop(test.program)
+    """The tests that reach the mutant, in processes, the quickest first: of each program those that fit into the next
+    few seconds."""
+    open_ones = collections.defaultdict(list)
+    seconds = 0.0
+    for test in sorted((t for t in tests if number in t.reached), key=lambda t: t.seconds):
+        open_ones[test.program].append(test)
+        seconds += test.seconds
+        if len(open_ones[test.program]) == BATCH_TESTS or seconds >= BATCH_SECONDS:
+            yield from open_ones.values()
+            open_ones.clear()
+            seconds = 0.0
     yield from open_ones.values()
 
 
@@ -254,16 +257,16 @@ def attempt(number, batch):
     """The test that fails with the mutant on, twice, or None. What runs out of time has to be done within a third of
     the time without the mutant, for the machine may just be busy."""
     program, names = batch[0].program, [t.name for t in batch]
+    on = {"DS_MUTANT": str(number), "DS_TEST_SEED": str(1000 + number)}  # the same numbers twice
     limit = 20 + 5 * sum(t.seconds for t in batch)
-    failed = run_tests(program, names, {"DS_MUTANT": str(number)}, limit)
+    failed = run_tests(program, names, on, limit)
     if failed is None:
         return None
     if failed == "time":
         without = run_tests(program, names, {"DS_MUTANT": "-1"}, limit / 3)
-        again = "time" if without is None else run_tests(program, names, {"DS_MUTANT": str(number)}, 3 * limit)
+        again = "time" if without is None else run_tests(program, names, on, 3 * limit)
         return again and f"{program.name} {again if again != 'time' else names[0] + ' and others: time'}"
-    again = run_tests(program, [failed], {"DS_MUTANT": str(number)}, limit) or \
-        run_tests(program, names, {"DS_MUTANT": str(number)}, limit)
+    again = run_tests(program, [failed], on, limit) or run_tests(program, names, on, limit)
     return again and f"{program.name} {failed}"
 
 

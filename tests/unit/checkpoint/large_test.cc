@@ -115,6 +115,32 @@ TEST(Large, EveryWayOfWritingGivesTheSameFile) {
   }
 }
 
+// Of each the end that fills no block of the disk waits in a buffer, of which there are only so
+// many.
+TEST(Large, ManyThatAreWrittenFromWhereTheyLie) {
+  DS_SEED_TRACE();
+  const TempFolder folder;
+  const fs::path save = folder.path() / "save";
+  constexpr size_t kCount = 24, kBytes = (512 << 10) + 100;
+  std::vector<Item> list;
+  std::vector<io::Buffer> lasting;
+  CheckpointWriter writer(options_for(save, "t"));
+  for (size_t i = 0; i < kCount; ++i) {
+    list.push_back({make_meta("t" + std::to_string(i), TensorKind::kModel, DType::kUInt8,
+                              {static_cast<int64_t>(kBytes)}),
+                    kBytes});
+    lasting.emplace_back(static_cast<int64_t>(kBytes));
+    const auto place = lasting.back().bytes().first(kBytes);
+    const std::vector<std::byte> bytes = content(test_seed(), i, kBytes);
+    std::copy(bytes.begin(), bytes.end(), place.begin());
+    writer.part().add_tensor(list.back().meta, place, Lifetime::kUntilFinish);
+  }
+  writer.commit();
+  const CheckpointReader reader = CheckpointReader::open(save);
+  EXPECT_TRUE(reader.verify_all().empty());
+  expect_items(reader, list, test_seed());
+}
+
 TEST(Large, AnyOrderOfReadingGivesTheSameBytes) {
   DS_SEED_TRACE();
   std::mt19937_64 rng(test_seed());

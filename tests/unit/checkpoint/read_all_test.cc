@@ -188,6 +188,25 @@ TEST_P(ReadAll, OneTensorMayBeAskedForManyTimes) {
   for (const std::vector<std::byte>& place : places) EXPECT_TRUE(place == contents_[1]);
 }
 
+// A whole tensor beside small parts of it, which end before it does.
+TEST_P(ReadAll, PartsMayLieWithinOthers) {
+  const CheckpointReader reader = CheckpointReader::open(folder_.path() / "save");
+  const TensorRecord& record = reader.tensor("t0", TensorKind::kModel);
+  const std::vector<std::byte>& expected = contents_[0];
+  std::vector<std::byte> whole(expected.size());
+  std::vector<std::vector<std::byte>> parts(10, std::vector<std::byte>(20));
+  std::vector<TensorTarget> targets{{&record, whole, {}}};
+  const auto begin_of = [](size_t part) { return static_cast<int64_t>(1000 * part + 3); };
+  for (size_t i = 0; i < parts.size(); ++i) {
+    targets.push_back({&record, parts[i], {}, ElementRange{begin_of(i), begin_of(i) + 5}});
+  }
+  reader.read_all(targets);
+  EXPECT_TRUE(whole == expected);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    EXPECT_TRUE(std::equal(parts[i].begin(), parts[i].end(), expected.begin() + 4 * begin_of(i)));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Chunks, ReadAll,
                          ::testing::Values(int64_t{1} << 20, int64_t{4096}, int64_t{100'000},
                                            int64_t{65'537}, int64_t{3} << 20),

@@ -12,9 +12,12 @@
 namespace ds {
 namespace {
 
+using testing::AllOf;
+using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 
 std::vector<std::string> lines(const CheckedConfig& checked) {
   std::vector<std::string> out;
@@ -275,6 +278,68 @@ TEST(Check, ATrailingCommaIsCalledOne) {
   EXPECT_THAT(lines(check_config("{\"train_batch_size\": 8,\n}")),
               ElementsAre("error line 1, column 23: a comma after the last item; remove it, or "
                           "read leniently"));
+}
+
+// What a comment says is no part of the document.
+TEST(Check, CommentsOfTwoSlashesAreSkippedWhole) {
+  EXPECT_THAT(lines(check_config("{ // first, # then ]\n \"train_batch_size\": 8 // and 9,\n}")),
+              IsEmpty());
+}
+
+TEST(Check, RatesByGroupAreAtMostAThousandOrSo) {
+  const auto document = [](size_t groups) {
+    const Json config = {{"train_batch_size", 8},
+                         {"scheduler",
+                          {{"type", "WarmupLR"},
+                           {"params", {{"warmup_max_lr", std::vector<double>(groups, 0.125)}}}}}};
+    return lines(check_config(dump_json(config)));
+  };
+  EXPECT_THAT(document(1024), ElementsAre(HasSubstr("1024 rates for 1 group")));
+  EXPECT_THAT(document(1025), ElementsAre(AllOf(HasSubstr("/scheduler/params/warmup_max_lr"),
+                                                Not(HasSubstr("for 1 group")))));
+}
+
+TEST(Check, ColumnsAreChosenNoMoreOftenThanAllAreUpdated) {
+  const auto with = [](const Json& zenflow) {
+    const Json config = {
+        {"train_batch_size", 8},
+        {"bf16", {{"enabled", true}}},
+        {"optimizer", {{"type", "AdamW"}}},
+        {"zero_optimization",
+         {{"stage", 2}, {"offload_optimizer", {{"device", "cpu"}}}, {"zenflow", zenflow}}}};
+    return lines(check_config(dump_json(config)));
+  };
+  EXPECT_THAT(with({{"select_strategy", "step"}, {"select_interval", 4}, {"update_interval", 4}}),
+              IsEmpty());
+  EXPECT_THAT(with({{"select_strategy", "step"}, {"select_interval", 3}, {"update_interval", 4}}),
+              ElementsAre(HasSubstr("3 is below update_interval 4")));
+  // Epochs are no steps.
+  EXPECT_THAT(with({{"select_strategy", "epoch"}, {"select_interval", 1}, {"update_interval", 4}}),
+              IsEmpty());
+  EXPECT_THAT(
+      with({{"select_strategy", "step"}, {"select_interval", 3}, {"update_interval", "auto"}}),
+      IsEmpty());
+}
+
+TEST(Check, GathersByNodeNeedAShardGroup) {
+  for (const int shard : {-1, 0}) {
+    const Json config = {
+        {"train_batch_size", 8},
+        {"zero_optimization",
+         {{"stage", 3}, {"mics_shard_size", shard}, {"mics_hierarchical_params_gather", true}}}};
+    EXPECT_THAT(lines(check_config(dump_json(config))),
+                Contains(HasSubstr("needs mics_shard_size")))
+        << shard;
+  }
+}
+
+// Neither defaults nor what follows from other values were asked for.
+TEST(Check, TheDocumentGivenBackIsWhatWasAskedFor) {
+  const CheckedConfig checked = check_config(
+      R"({"train_batch_size": 8, "gradient_clipping": 0.5, "bf16": {"enabled": true}})");
+  EXPECT_EQ(
+      given_document(checked.parsed),
+      (Json{{"train_batch_size", 8}, {"gradient_clipping", 0.5}, {"bf16", {{"enabled", true}}}}));
 }
 
 TEST(Check, AFileNameIsCalledOne) {

@@ -67,6 +67,12 @@ TEST_F(Schema, KeysHaveTheirDefaultsAndNothingElseIsAllowed) {
   EXPECT_FALSE(schema_.contains("required"));
 }
 
+TEST_F(Schema, SaysOfKeysThatAreNotThereWhatIsLacking) {
+  EXPECT_EQ(dump_json(schema_).find("Not in this build: ."), std::string::npos);
+  const std::string stage = key({"zero_optimization", "stage"}).at("description");
+  EXPECT_EQ(stage.find("Not in this build"), std::string::npos) << stage;
+}
+
 // Every pattern of the schema is one that JSON Schema has, and every type of a value, too.
 TEST_F(Schema, SaysNothingThatJsonSchemaDoesNotKnow) {
   const std::set<std::string> types = {"object",  "array",   "string", "number",

@@ -79,6 +79,8 @@ TEST(StateSpace, LeavesOutTensorsThatAreNotOwnedOrNoMembers) {
       space_of({at(0, 32, 0), at(32, 32, 32), at(64, 0, 64), at(64, 32, 64)}, options);
   EXPECT_EQ(bounds_of(space), (All{{0, 32, 0, 0}, {64, 96, 64, 256}}));
   EXPECT_EQ(space.runs()[1].tensors, (std::vector<size_t>{3})) << "w64 has nothing to update";
+  const StateSpace between = space_of({at(0, 32, 0), at(32, 0, 32), at(32, 32, 32)});
+  EXPECT_EQ(between.runs()[0].tensors, (std::vector<size_t>{0, 2}));
   EXPECT_TRUE(space.includes(0));
   EXPECT_FALSE(space.includes(1));
   EXPECT_TRUE(space.includes(2));
