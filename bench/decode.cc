@@ -1,9 +1,9 @@
 // Times generation through the C ABI, one sequence, and compares with the machine's limits measured
 // in the same run:
 //   decode MODEL.json fp32|bf16|int8|int4 [PROMPT=512] [NEW=64] [THREADS=0] [GROUP=64] [ROUNDS=5]
-//     [KV_BLOCK=0]
-// MODEL.json is a config.json; weights are random; KV_BLOCK is kv_block_tokens. The last line is
-// JSON:
+//     [KV_BLOCK=0] [INT8_ACTIVATIONS=0]
+// MODEL.json is a config.json; weights are random; KV_BLOCK is kv_block_tokens; INT8_ACTIVATIONS
+// above 0 sets int8_activations. The last line is JSON:
 //   ms_per_token      median over the tokens after the first
 //   gb_per_s, read    weight bytes that a token reads, per second, and the rate at which as many
 //                     threads sum a buffer of that size, measured after every fourth token
@@ -130,6 +130,7 @@ int run(int argc, char** argv) {
   const double elements = product_elements(model, config);
   json options{{"weights", weights}, {"threads", number(5, 0)}, {"group_size", number(6, 64)}};
   if (number(8, 0) > 0) options["kv_block_tokens"] = number(8, 0);
+  if (number(9, 0) > 0) options["int8_activations"] = true;
   libds::Generator generator(model, options.dump());
   model.reset();
   const ds_generator_info form = generator.info();
@@ -193,7 +194,7 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   if (argc < 3) {
     std::cerr << "usage: decode MODEL.json fp32|bf16|int8|int4 [PROMPT] [NEW] [THREADS] [GROUP] "
-                 "[ROUNDS] [KV_BLOCK]\n";
+                 "[ROUNDS] [KV_BLOCK] [INT8_ACTIVATIONS]\n";
     return 2;
   }
   try {

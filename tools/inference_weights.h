@@ -1,5 +1,6 @@
-// The options --device, --weights, --group-size, --weights-folder, --max-in-cpu, --threads,
-// --kv-block-tokens and --kv-pool-tokens of what runs a model without training it.
+// The options --device, --weights, --group-size, --int8-activations, --weights-folder,
+// --max-in-cpu, --threads, --kv-block-tokens and --kv-pool-tokens of what runs a model without
+// training it.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -15,6 +16,7 @@ struct WeightOptions {
   std::string device = "cpu";
   std::string weights;  // empty = as the library holds them
   int64_t group_size = 64;
+  bool int8_activations = false;
   std::string folder;  // of a file that weights rest in; empty = memory
   int64_t max_in_cpu = 0;
   std::optional<int64_t> threads;

@@ -33,7 +33,11 @@ enum ds_weight_form_code {
  *     (activations are float32 with "fp32" and bfloat16 otherwise); "group_size": 64, elements of a
  *     row that share a scale in "int8" and "int4", a multiple of 8, 0 = the whole row;
  *     "symmetric": true, false gives groups of "int4" a minimum beside the scale; "threads": 0, the
- *     CPUs that the process may run on; "overrides": [{"match": "h.0.*", "weights": "int8", ...}],
+ *     CPUs that the process may run on; "int8_activations": false, true lets products with "int8"
+ *     and "int4" of more than 8 rows (a prompt, a batch) round these to 8 bits as well, in pieces
+ * of 32 or 64 that share a scale: faster where the CPU has AVX512-VNNI and no AMX and group_size is
+ *     0 or a multiple of 32, without effect elsewhere; "overrides": [{"match": "h.0.*", "weights":
+ *     "int8", ...}],
  *     another form, group size or symmetry for the matrices of linear layers whose names match (*
  *     is any text, ? any character; the last match counts), not with "fp32"; "offload_param":
  *     {"device": "nvme", "nvme_path": folder, "max_in_cpu": 1e9, "buffer_count": 5, "buffer_size":

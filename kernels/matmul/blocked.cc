@@ -19,6 +19,11 @@ int64_t equal_part(int64_t total, int64_t limit, int64_t multiple) {
                   round_up(total, multiple));
 }
 
+// What a row or column of a panel takes, in bytes; depth is a multiple of the group.
+int64_t packed_size(const Kernel& kernel, int64_t depth) {
+  return depth * kernel.packed_bytes + depth / kernel.group * kernel.scale_bytes;
+}
+
 // Whether the kernel reads A where it lies, as far as whole panels of rows go.
 bool reads_in_place(const Kernel& kernel, const BlockedProduct& p) {
   return kernel.unpacked_rows > 0 && p.a.along_k && !p.a.widened && p.k % kernel.group == 0;
@@ -42,7 +47,7 @@ void choose_tasks(const Kernel& kernel, bool in_place, int threads, int64_t rows
   constexpr int64_t kPackingB = 40;             // rows
   const int64_t packing_a = in_place ? 8 : 48;  // columns
   const int64_t panel = kernel.columns, depth = round_up(plan.depth, kernel.group);
-  const int64_t fitting = kernel.cache_bytes / (depth * kernel.packed_bytes) / panel * panel;
+  const int64_t fitting = kernel.cache_bytes / packed_size(kernel, depth) / panel * panel;
   const int64_t most =
       std::min(std::clamp<int64_t>(fitting, 2 * panel, 512), round_up(columns, panel));
   int64_t best = 0;
@@ -80,7 +85,7 @@ Plan make_plan(const Kernel& kernel, const BlockedProduct& p, int threads) {
 }
 
 int64_t panel_bytes(const Kernel& kernel, int64_t depth, int64_t width) {
-  return round_up(depth, kernel.group) * width * kernel.packed_bytes;
+  return packed_size(kernel, round_up(depth, kernel.group)) * width;
 }
 
 const std::byte* element(const Operand& operand, int64_t index, int64_t k) {
@@ -131,7 +136,9 @@ void pack_panels(const Kernel& kernel, const Operand& operand, const Part& part,
                   .stride = operand.stride,
                   .width = std::min(width, part.count - i),
                   .depth = std::min(chunk, part.depth - at),
-                  .to = panels.to + i / width * panels.bytes + at * width * kernel.packed_bytes},
+                  .to = panels.to + i / width * panels.bytes + packed_size(kernel, at) * width,
+                  .index = part.index + i,
+                  .k = part.k + at},
                  width * kernel.packed_bytes);
     }
   }
@@ -198,16 +205,15 @@ void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t
       for (int64_t panel = 0; panel < panels; ++panel) {
         float* const c = sums + panel * sums_rows * kernel.columns +
                          (r.waiting != nullptr ? at * kernel.columns : 0);
-        MultiplyCall call{
-            .a = a.data,
-            .a_panel = a.panel,
-            .a_row = a.row,
-            .a_group = a.group,
-            .b = packed_b + panel * b_panel + k * kernel.columns * kernel.packed_bytes,
-            .c = c,
-            .rows = here,
-            .depth = round_up(depth, kernel.group),
-            .first = r.k == 0 && k == 0};
+        MultiplyCall call{.a = a.data,
+                          .a_panel = a.panel,
+                          .a_row = a.row,
+                          .a_group = a.group,
+                          .b = packed_b + panel * b_panel + packed_size(kernel, k) * kernel.columns,
+                          .c = c,
+                          .rows = here,
+                          .depth = round_up(depth, kernel.group),
+                          .first = r.k == 0 && k == 0};
         if (!last) {
           kernel.multiply(call);
           continue;

@@ -14,12 +14,14 @@ namespace ds::kernels::gemm {
 
 // One panel: `width` rows of op(A) or columns of op(B), at most the panel's width (the rest becomes
 // zero), `depth` of k. Element (i, k) lies at from[i * stride + k] for pack_rows, whose source runs
-// along k, and at from[k * stride + i] for pack_columns.
+// along k, and at from[k * stride + i] for pack_columns. Operands whose elements have no bytes of
+// their own are packed by the place: `from` is then all of the operand.
 struct PackCall {
   const void* from = nullptr;
   int64_t stride = 0;  // elements
   int64_t width = 0, depth = 0;
   void* to = nullptr;
+  int64_t index = 0, k = 0;  // the place: the first row or column, and the first step of k
 };
 
 // Consecutive row panels, which have `rows` rows together, times one column panel, over `depth`
@@ -58,6 +60,7 @@ struct Kernel {
   int64_t depth = 0;          // kc: what `multiply` takes at a time
   int64_t element_bytes = 4;  // of the operands as they come
   int64_t packed_bytes = 4;   // of an element in a panel
+  int64_t scale_bytes = 0;    // of a row or column of a panel, behind each group: what scales it
   // For the columns of B of a task. More than half of a second-level cache of 2 MiB measured
   // slower.
   int64_t cache_bytes = 640 << 10;

@@ -44,8 +44,8 @@ inline __attribute__((always_inline)) void multiply_tile(std::index_sequence<kRo
   (Op::store(c + kRow * kColumns + Op::kLanes, right[kRow]), ...);
 }
 
-// What multiplies 1, 2, ... kRows rows of a panel: a last panel of few rows need not cost what a full
-// one does.
+// What multiplies 1, 2, ... kRows rows of a panel: a last panel of few rows need not cost what a
+// full one does.
 template <class Op, int64_t kRows, class Sequence = std::make_index_sequence<kRows>>
 struct TileOfRows;
 template <class Op, int64_t kRows, size_t... kLess>
@@ -66,9 +66,9 @@ void multiply_panels(const MultiplyCall& call) {
   auto* c = reinterpret_cast<typename Op::Sum*>(call.c);
   for (int64_t row = 0; row < call.rows; row += kRows) {
     const int64_t rows = call.rows - row < kRows ? call.rows - row : kRows;
-    TileOfRows<Op, kRows>::kTable[rows - 1](
-        reinterpret_cast<const uint32_t*>(a), static_cast<const uint32_t*>(call.b),
-        call.depth / kWord, c, call.first);
+    TileOfRows<Op, kRows>::kTable[rows - 1](reinterpret_cast<const uint32_t*>(a),
+                                            static_cast<const uint32_t*>(call.b),
+                                            call.depth / kWord, c, call.first);
     a += call.a_panel;
     c += kRows * 2 * Op::kLanes;
   }

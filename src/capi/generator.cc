@@ -81,12 +81,21 @@ infer::KvBlockOptions kv_blocks_of(const JsonArguments& given) {
   return kv;
 }
 
+bool has_codes(const models::InferenceOptions& options) {
+  const auto codes = [](models::WeightForm form) {
+    return form == models::WeightForm::kInt8 || form == models::WeightForm::kInt4;
+  };
+  return codes(options.weights) ||
+         std::any_of(options.overrides.begin(), options.overrides.end(),
+                     [&](const models::WeightOverride& o) { return codes(o.weights); });
+}
+
 // None: the model's own weights.
 std::optional<models::InferenceOptions> prepared_form(const JsonArguments& given) {
   const std::string weights = given.text("weights", kModelWeights);
   if (weights == kModelWeights) {
     for (const char* const key :
-         {"group_size", "symmetric", "threads", "overrides", "offload_param"}) {
+         {"group_size", "symmetric", "threads", "int8_activations", "overrides", "offload_param"}) {
       if (given.has(key)) given.refuse(key, "needs \"weights\": fp32, bf16, int8 or int4");
     }
     return std::nullopt;
@@ -97,6 +106,11 @@ std::optional<models::InferenceOptions> prepared_form(const JsonArguments& given
   options.symmetric = given.flag("symmetric", options.symmetric);
   options.threads = static_cast<int>(given.integer("threads", 0, 0, kMaxThreads));
   options.overrides = overrides_of(given, options);
+  options.int8_activations = given.flag("int8_activations", options.int8_activations);
+  if (options.int8_activations && !has_codes(options)) {
+    given.refuse("int8_activations",
+                 "needs weights in \"int8\" or \"int4\", to multiply them with");
+  }
   options.file = weight_file_of(given);
   return options;
 }
@@ -178,8 +192,8 @@ ds_status ds_generator_create(ds_model* model, const char* options_json,
     ds_generator*& out = out_param(out_generator, "out_generator");
     std::shared_ptr<ModelObject> object = look_up(model, "model");
     const JsonArguments given(options_json, "generator options",
-                              {"weights", "group_size", "symmetric", "threads", "overrides",
-                               "offload_param", "kv_block_tokens", "kv_pool_tokens"});
+                              {"weights", "group_size", "symmetric", "threads", "int8_activations",
+                               "overrides", "offload_param", "kv_block_tokens", "kv_pool_tokens"});
     const std::optional<models::InferenceOptions> form = prepared_form(given);
     const infer::KvBlockOptions kv = kv_blocks_of(given);
     static_cast<void>(object->model->architecture());  // own parameters have no forward pass

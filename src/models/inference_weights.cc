@@ -21,7 +21,10 @@ std::optional<ops::QuantizeOptions> quantized_form(const InferenceOptions& optio
   }
   if (form.weights != WeightForm::kInt8 && form.weights != WeightForm::kInt4) return std::nullopt;
   const bool four = form.weights == WeightForm::kInt4;
-  return ops::QuantizeOptions{four ? 4 : 8, form.group_size, !four || form.symmetric};
+  return ops::QuantizeOptions{.bits = four ? 4 : 8,
+                              .group_size = form.group_size,
+                              .symmetric = !four || form.symmetric,
+                              .int8_activations = options.int8_activations};
 }
 
 void check_overrides(const InferenceOptions& options, const nn::ParameterSet& parameters,

@@ -4,6 +4,7 @@
 
 #include "kernels/gemv/gemv.h"
 #include "kernels/quantize/quantize.h"
+#include "kernels/quantize/quantized_matmul.h"
 #include "ops/linear_checks.h"
 #include "ops/product.h"
 #include "ops/reduce.h"
@@ -70,6 +71,23 @@ void multiply_many(const OpContext& ctx, const Tensor& x, const kernels::Quantiz
   }
 }
 
+// Rows of x become codes, too.
+void multiply_codes(const OpContext& ctx, const Tensor& x, const kernels::QuantizedMatrix& w,
+                    const Tensor& bias, Tensor& y) {
+  const int64_t rows = row_count(x);
+  const Tensor scratch = ctx.workspace(DType::kUInt8, {kernels::quantized_matmul_scratch(w, rows)});
+  if (!ctx.device->computes()) return;
+  kernels::quantized_matmul({.w = w,
+                             .type = float_type(x),
+                             .out = float_type(y),
+                             .m = rows,
+                             .x = x.raw(),
+                             .bias = bias.raw(),
+                             .y = y.raw(),
+                             .scratch = scratch.raw()},
+                            *ctx.pool);
+}
+
 }  // namespace
 
 QuantizedWeight quantize(const OpContext& ctx, const Tensor& w, const QuantizeOptions& options) {
@@ -116,7 +134,11 @@ void quantized_linear(const OpContext& ctx, const Tensor& x, const QuantizedWeig
   check_product(op, x, w.shape, bias, y);
   if (y.elements() == 0) return;
   const kernels::QuantizedMatrix matrix = kernel_matrix(op, w);
-  if (row_count(x) > kernels::kMaxGemvRows) return multiply_many(ctx, x, matrix, bias, y);
+  if (row_count(x) > kernels::kMaxGemvRows) {
+    const bool codes = w.options.int8_activations && ctx.device->kind() == DeviceKind::kCpu &&
+                       kernels::quantized_matmul_runs(matrix);
+    return codes ? multiply_codes(ctx, x, matrix, bias, y) : multiply_many(ctx, x, matrix, bias, y);
+  }
   kernels::QuantizedGemv call;
   call.w = matrix;
   call.type = float_type(x);

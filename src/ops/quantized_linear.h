@@ -10,6 +10,9 @@ struct QuantizeOptions {
   int bits = 8;            // 8 or 4
   int64_t group_size = 0;  // elements of a row that share a scale, a multiple of 8; 0 = the row
   bool symmetric = true;   // false, for 4 bits: groups have a minimum beside their scale
+  // Products with more rows than a decoder has round those to 8 bits, piece by piece, where the CPU
+  // multiplies integers faster for it (kernels/quantize/quantized_matmul.h).
+  bool int8_activations = false;
 };
 
 struct QuantizedWeight {

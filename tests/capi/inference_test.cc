@@ -98,6 +98,9 @@ TEST_F(CapiInference, HostileOptionsAreRefusedByName) {
       {"{\"weights\": \"bf16\", \"threads\": -1}", DS_ERR_CONFIG, "/threads"},
       {"{\"weights\": \"bf16\", \"threads\": 100000000}", DS_ERR_CONFIG, "/threads"},
       {"{\"weights\": \"bf16\", \"symmetric\": 1}", DS_ERR_CONFIG, "/symmetric"},
+      {R"({"weights": "int8", "int8_activations": 1})", DS_ERR_CONFIG, "/int8_activations"},
+      {R"({"weights": "bf16", "int8_activations": true})", DS_ERR_CONFIG, "needs weights in"},
+      {R"({"int8_activations": true})", DS_ERR_CONFIG, "needs \"weights\""},
       {R"({"weights": "int8", "overrides": [{"weights": "int4"}]})", DS_ERR_CONFIG, "match"},
       {R"({"weights": "int8", "overrides": [{"match": "x"}]})", DS_ERR_INVALID_ARGUMENT,
        "no matrix of a linear layer is named"},
@@ -166,6 +169,27 @@ TEST_F(CapiInference, FormsAreToldBack) {
   EXPECT_GT(info_of_generator(mixed).bytes, info.bytes);
   EXPECT_EQ(info_of_generator(mixed).weights, DS_WEIGHTS_INT4);
   ds_generator_destroy(mixed);
+}
+
+// Activations in 8 bits change what many rows give, by little.
+TEST_F(CapiInference, ActivationsMayBeRoundedToo) {
+  for (const char* const form : {"int8", "int4"}) {
+    const std::string plain = ds::str_cat(R"({"weights": ")", form, R"(", "group_size": 32)");
+    ds_generator* const floats = prepare(world_.model, (plain + "}").c_str());
+    ds_generator* const codes =
+        prepare(world_.model, (plain + R"(, "int8_activations": true})").c_str());
+    const std::vector<float> expected = logits(floats, world_.ids), got = logits(codes, world_.ids);
+    ASSERT_EQ(got.size(), expected.size());
+    float largest = 0, far = 0;
+    for (size_t i = 0; i < got.size(); ++i) {
+      largest = std::max(largest, std::abs(expected[i]));
+      far = std::max(far, std::abs(got[i] - expected[i]));
+    }
+    // Five products whose activations are off by 0.4 % of their largest.
+    EXPECT_LE(far, 0.05f * largest) << form;
+    ds_generator_destroy(floats);
+    ds_generator_destroy(codes);
+  }
 }
 
 // A prepared copy runs by itself: what becomes of the model is not its business, nor the other way.

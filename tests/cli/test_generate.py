@@ -85,6 +85,10 @@ class Generate(OneCheckpoint):
             text = self.generate(*options, "--weights", form, "--group-size", 32).stdout
             self.assertTrue(text.startswith(b"The "))
             self.assertGreaterEqual(len(text.decode("utf-8", "replace")), 20)
+        text = self.generate(*options, "--weights", "int8", "--int8-activations").stdout
+        self.assertTrue(text.startswith(b"The "))
+        refused = self.generate(*options, "--int8-activations", status=1)
+        self.assertIn("int8_activations", refused.error)
         self.assertIn("int3", self.generate(*options, "--weights", "int3", status=2).error)
         refused = self.generate(*options, "--weights", "int4", "--group-size", 12, status=1)
         self.assertIn("group_size", refused.error)

@@ -40,7 +40,7 @@ class Pages(CliCase):
             sections[name] = re.split(r"(?m)^### ds ", text)[0]
         for name, text in sections.items():
             with self.subTest(subcommand=name):
-                in_help = re.findall(r"(?m)^  (--[a-z-]+(?: [A-Z]\S*)?)",
+                in_help = re.findall(r"(?m)^  (--[a-z0-9-]+(?: [A-Z]\S*)?)",
                                      self.ds(*name.split(), "--help").text)
                 in_page = re.findall(r"(?m)^\| `(--[^`]+)` \|", text)
                 self.assertEqual(sorted(in_page), sorted(in_help))

@@ -16,7 +16,8 @@ struct Sizes {
 
 std::string row_name(DType dtype, const ops::QuantizeOptions& o, const Sizes& s) {
   return str_cat("quantize/", type_name(dtype), "/int", o.bits, o.symmetric ? "" : "_minima",
-                 "_group", o.group_size, "/", s.m, "x", s.n, "x", s.k);
+                 o.int8_activations ? "_codes" : "", "_group", o.group_size, "/", s.m, "x", s.n,
+                 "x", s.k);
 }
 
 // What the operators allocated, where the host reads it.
@@ -54,6 +55,22 @@ void check_distance(CaseResult& result, const std::vector<double>& w,
     const double far = std::abs(got[static_cast<size_t>(i)] - w[static_cast<size_t>(i)]);
     result.merge(far == 0 ? 0 : far / ((0.5 + extra) * step), str_cat("distance of element ", i));
   }
+}
+
+double largest(const std::vector<double>& values) {
+  double most = 0;
+  for (const double value : values) most = std::max(most, std::abs(value));
+  return most;
+}
+// The largest sum of magnitudes of a row of k numbers.
+double row_sum(const std::vector<double>& values, int64_t k) {
+  double most = 0;
+  for (size_t row = 0; row < values.size(); row += static_cast<size_t>(k)) {
+    double sum = 0;
+    for (size_t i = row; i < row + static_cast<size_t>(k); ++i) sum += std::abs(values[i]);
+    most = std::max(most, sum);
+  }
+  return most;
 }
 
 CaseResult check(const OpContext& ctx, uint64_t seed, DType dtype, const ops::QuantizeOptions& o,
@@ -100,8 +117,11 @@ CaseResult check(const OpContext& ctx, uint64_t seed, DType dtype, const ops::Qu
       // reach 8; for many rows the weights are rounded to the type of x first.
       const bool many = s.m > kernels::kMaxGemvRows;
       const double sum = 8 * std::sqrt(static_cast<double>(s.k) + 2) * 0x1p-24;
-      const Tolerance tolerance{sum + storage_roundoff(out) + (many ? storage_roundoff(dtype) : 0),
-                                sum};
+      Tolerance tolerance{sum + storage_roundoff(out) + (many ? storage_roundoff(dtype) : 0), sum};
+      // Rows as codes are off by half a step of the largest number at most, where a CPU has that.
+      if (many && o.int8_activations) {
+        tolerance.absolute += 0.5 / 127 * largest(x64) * row_sum(codes64, s.k);
+      }
       compare(result, biased ? "y" : "y without bias", y, y64, tolerance, magnitude);
       if (many) continue;
       Tensor alone = guarded_tensor(out, {1, s.n});
@@ -134,9 +154,10 @@ OpCase timed(DType dtype, const ops::QuantizeOptions& o, const Sizes& s) {
 }  // namespace
 
 std::vector<OpCase> quantize_cases() {
-  const std::vector<ops::QuantizeOptions> forms{{8, 0, true},   {8, 32, true}, {8, 40, true},
-                                                {4, 0, true},   {4, 64, true}, {4, 24, true},
-                                                {4, 32, false}, {4, 0, false}};
+  const std::vector<ops::QuantizeOptions> forms{
+      {8, 0, true},       {8, 32, true},       {8, 40, true},       {4, 0, true},
+      {4, 64, true},      {4, 24, true},       {4, 32, false},      {4, 0, false},
+      {8, 0, true, true}, {4, 24, true, true}, {4, 64, false, true}};
   std::vector<OpCase> rows;
   for (const DType dtype : kFloatTypes) {
     for (const ops::QuantizeOptions& form : forms) {
@@ -155,7 +176,15 @@ std::vector<OpCase> quantize_cases() {
   for (const ops::QuantizeOptions& form :
        {ops::QuantizeOptions{8, 64, true}, {8, 0, true}, {4, 64, true}, {4, 64, false}}) {
     for (const Sizes& s : {Sizes{1, 50257, 768}, Sizes{1, 8192, 4096}, Sizes{4, 8192, 4096},
-                           Sizes{512, 3072, 768}}) {
+                           Sizes{16, 8192, 4096}, Sizes{512, 3072, 768}}) {
+      rows.push_back(timed(DType::kBFloat16, form, s));
+    }
+  }
+  for (const ops::QuantizeOptions& form : {ops::QuantizeOptions{8, 64, true, true},
+                                           {8, 32, true, true},
+                                           {4, 64, true, true},
+                                           {4, 64, false, true}}) {
+    for (const Sizes& s : {Sizes{16, 8192, 4096}, Sizes{512, 3072, 768}, Sizes{512, 768, 3072}}) {
       rows.push_back(timed(DType::kBFloat16, form, s));
     }
   }

@@ -38,8 +38,8 @@ class Generator(Handle):
 
     Without `weights` it runs the model's own weights as they are at each call, also between the steps of
     an engine. `weights` "fp32", "bf16", "int8" or "int4" makes a prepared copy, which needs the model no
-    longer; `group_size`, `symmetric`, `threads` and `offload_param` belong to those. `kv_block_tokens`
-    keeps keys and values in blocks, which hold `kv_pool_tokens` at most (docs/inference.md).
+    longer; `group_size`, `symmetric`, `threads`, `int8_activations` and `offload_param` belong to those.
+    `kv_block_tokens` keeps keys and values in blocks, which hold `kv_pool_tokens` at most (docs/inference.md).
     """
 
     _destroy = _native.ds_generator_destroy
@@ -52,6 +52,7 @@ class Generator(Handle):
         group_size: Optional[int] = None,
         symmetric: Optional[bool] = None,
         threads: Optional[int] = None,
+        int8_activations: Optional[bool] = None,
         offload_param: Optional[Mapping[str, Any]] = None,
         kv_block_tokens: Optional[int] = None,
         kv_pool_tokens: Optional[int] = None,
@@ -62,6 +63,7 @@ class Generator(Handle):
             group_size=group_size,
             symmetric=symmetric,
             threads=threads,
+            int8_activations=int8_activations,
             offload_param=offload_param,
             kv_block_tokens=kv_block_tokens,
             kv_pool_tokens=kv_pool_tokens,

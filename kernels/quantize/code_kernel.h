@@ -1,0 +1,34 @@
+// The kernels behind quantized_matmul.h, as kernels/matmul/kernel.h describes kernels. Their
+// operands are structs rather than rows, and a group of theirs is a piece: the codes of a row or
+// column and what its sums are scaled by.
+#pragma once
+
+#include "kernels/matmul/kernel.h"
+#include "kernels/quantize/quantize.h"
+
+namespace ds::kernels {
+
+// Rows of x as codes. Of every eight codes those of elements 0, 4, 1, 5 come first, then 2, 6, 3,
+// 7: the order in which words of 4-bit codes come apart.
+struct CodedRows {
+  int64_t rows = 0, pieces = 0;  // of a row
+  int8_t* codes = nullptr;       // [rows, pieces * piece], zero beyond k
+  float* scales = nullptr;       // [rows, pieces]
+  int32_t* sums = nullptr;       // of a piece's codes, [rows, pieces]
+  int32_t excess = 0;            // of the codes of w as they are packed
+};
+
+// A way to multiply codes.
+struct CodeKernel {
+  int64_t piece;  // elements that share a scale of x
+  // `x` [rows, k] dense, rows [begin, end).
+  void (*encode)(FloatType type, const void* x, int64_t k, const CodedRows& to, int64_t begin,
+                 int64_t end);
+  // Packs A from CodedRows and B from a QuantizedMatrix: Operand::data.
+  gemm::Kernel product;
+};
+
+// With pieces of 32 or 64 elements, for weights with and without minima.
+const CodeKernel& vnni_code_kernel(int64_t piece, bool minima);
+
+}  // namespace ds::kernels

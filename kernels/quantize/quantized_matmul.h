@@ -1,0 +1,35 @@
+// y = x w^T + bias for many rows of x and weights in 8 or 4 bits, by products of 8-bit integers.
+//
+// Each row of x becomes 8-bit codes as it comes, in pieces of 32 or 64 elements that share a scale
+// and lie within a group of w: scale = max |x| / 127, code = round(x / scale), halves to even. A
+// piece's products are summed exactly in 32 bits, then scaled and added to an fp32 sum, in the
+// order of k. So results are the same bits for any number of threads, and those of a row do not
+// depend on what rows come with it. A piece with a NaN or an infinity makes its row NaN; one whose
+// numbers are all below 1e-35 counts as zeros.
+//
+// An element of x is off by half a step at most: |error of y| <= sum over pieces of
+// scale / 2 * sum |w|, beside rounding.
+#pragma once
+
+#include "base/thread_pool.h"
+#include "kernels/quantize/quantize.h"
+
+namespace ds::kernels {
+
+struct QuantizedMatmul {
+  QuantizedMatrix w;
+  FloatType type = FloatType::kFloat32;  // of x and bias
+  FloatType out = FloatType::kFloat32;   // of y: that of x, or fp32
+  int64_t m = 0;
+  const void* x = nullptr;     // [m, k]
+  const void* bias = nullptr;  // [n] or null
+  void* y = nullptr;           // [m, n]
+  void* scratch = nullptr;     // quantized_matmul_scratch() bytes, aligned to 64
+};
+
+// Whether this CPU has such products and w such groups: multiples of 32, or whole rows.
+bool quantized_matmul_runs(const QuantizedShape& w);
+int64_t quantized_matmul_scratch(const QuantizedShape& w, int64_t m);
+void quantized_matmul(const QuantizedMatmul& call, ThreadPool& pool);
+
+}  // namespace ds::kernels

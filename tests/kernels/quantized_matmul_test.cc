@@ -1,0 +1,207 @@
+// Products of codes: against the same integers in double precision, and against the numbers that
+// are rounded to codes.
+#include "kernels/quantize/quantized_matmul.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "kernels/case_util.h"
+#include "kernels/matmul/matmul.h"
+#include "ops/linear_checks.h"
+
+namespace ds::testing {
+namespace {
+
+struct Weights {
+  Weights(Random& random, const kernels::QuantizedShape& shape, ThreadPool& pool) {
+    const Tensor w = random_tensor(random, DType::kFloat32, {shape.n, shape.k}, 0.3, 0.05);
+    codes.resize(static_cast<size_t>(shape.code_bytes()));
+    scales.resize(static_cast<size_t>(shape.scale_count()));
+    minimum.resize(scales.size());
+    quantize(shape, w.data<float>(), codes.data(), scales.data(), minimum.data(), pool);
+    static_cast<kernels::QuantizedShape&>(matrix) = shape;
+    matrix.codes = codes.data();
+    matrix.scales = scales.data();
+    matrix.minimum = shape.minima ? minimum.data() : nullptr;
+    numbers.resize(static_cast<size_t>(shape.n * shape.k));
+    dequantize(matrix, numbers.data(), pool);
+  }
+  std::vector<uint8_t> codes;
+  std::vector<bfloat16> scales, minimum;
+  kernels::QuantizedMatrix matrix;
+  std::vector<float> numbers;
+};
+
+// x as codes stand for it, by the definition in the header, in the arithmetic of fp32 that decides
+// halves; and how far that is from x.
+struct RoundedRows {
+  RoundedRows(const std::vector<double>& x, int64_t m, int64_t k, int64_t piece)
+      : rounded(x.size()), half_step(x.size()) {
+    for (int64_t i = 0; i < m; ++i) {
+      for (int64_t begin = 0; begin < k; begin += piece) {
+        const int64_t end = std::min(begin + piece, k);
+        float most = 0;
+        for (int64_t l = begin; l < end; ++l) {
+          most = std::max(most, static_cast<float>(std::abs(x[at(i, l, k)])));
+        }
+        const float inverse = most > 1e-35f ? 127 / most : 0;
+        for (int64_t l = begin; l < end; ++l) {
+          const float code = std::nearbyint(static_cast<float>(x[at(i, l, k)]) * inverse);
+          rounded[at(i, l, k)] = inverse == 0 ? 0 : static_cast<double>(code) * (most / 127);
+          half_step[at(i, l, k)] = most / 127 / 2;
+        }
+      }
+    }
+  }
+  static size_t at(int64_t i, int64_t l, int64_t k) { return static_cast<size_t>(i * k + l); }
+  std::vector<double> rounded, half_step;
+};
+
+struct Case {
+  int bits;
+  bool minima;
+  int64_t group, m, n, k;
+};
+
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << "int" << c.bits << (c.minima ? " minima" : "") << " group " << c.group << " " << c.m
+       << "x" << c.n << "x" << c.k;
+}
+
+class QuantizedProducts : public ::testing::TestWithParam<Case> {};
+
+TEST_P(QuantizedProducts, MatchTheDefinition) {
+  const Case& c = GetParam();
+  kernels::QuantizedShape shape;
+  shape.bits = c.bits;
+  shape.minima = c.minima;
+  shape.n = c.n;
+  shape.k = c.k;
+  shape.group = c.group;
+  if (!kernels::quantized_matmul_runs(shape)) GTEST_SKIP() << "not on this CPU";
+  const int64_t piece = shape.groups() == 1 || c.group % 64 == 0 ? 64 : 32;
+  const uint64_t seed = std::random_device()();
+  Random random(seed);
+  ThreadPool pool(1), more(3);
+  const Weights w(random, shape, pool);
+  const std::vector<double> w64(w.numbers.begin(), w.numbers.end());
+  for (const DType type : kFloatTypes) {
+    const Tensor x = random_tensor(random, type, {c.m, c.k});
+    std::vector<double> x64 = doubles(x);
+    // A piece of zeros, and one number that dwarfs those beside it.
+    std::fill_n(x64.begin(), std::min(piece, c.k), 0.0);
+    x64.back() = 300;
+    set_doubles(x, x64);
+    const Tensor bias = random_tensor(random, type, {c.n});
+    const std::vector<double> bias64 = doubles(bias);
+    const RoundedRows codes(x64, c.m, c.k, piece);
+    for (const DType out : {type, DType::kFloat32}) {
+      std::vector<double> expected(static_cast<size_t>(c.m * c.n)), magnitude(expected.size()),
+          exact(expected.size());
+      kernels::MatmulReference product{.m = c.m,
+                                       .n = c.n,
+                                       .k = c.k,
+                                       .a = codes.rounded.data(),
+                                       .b = w64.data(),
+                                       .b_transposed = true,
+                                       .bias = bias64.data(),
+                                       .c = expected.data(),
+                                       .magnitude = magnitude.data()};
+      kernels::matmul_ref(product);
+      product.a = x64.data();
+      product.c = exact.data();
+      product.magnitude = nullptr;
+      kernels::matmul_ref(product);
+      CaseDigest first;
+      for (ThreadPool* const threads : {&pool, &more}) {
+        std::vector<std::byte> memory(
+            static_cast<size_t>(kernels::quantized_matmul_scratch(shape, c.m)) + 64);
+        auto* const scratch = reinterpret_cast<std::byte*>(
+            (reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
+        const Tensor y = guarded_tensor(out, {c.m, c.n});
+        kernels::quantized_matmul({.w = w.matrix,
+                                   .type = ops::float_type(x),
+                                   .out = ops::float_type(y),
+                                   .m = c.m,
+                                   .x = x.raw(),
+                                   .bias = bias.raw(),
+                                   .y = y.raw(),
+                                   .scratch = scratch},
+                                  *threads);
+        // Of a piece: the sum to fp32, the product of scales, one multiply-add. With minima, which
+        // are a part of the numbers, terms are larger than the sum: up to 16 steps to 15.
+        CaseResult result;
+        start_digest();
+        const double sums = (static_cast<double>(c.k) / static_cast<double>(piece) + 6) * 0x1p-24;
+        compare(result, "y", y, expected, {(c.minima ? 4 : 1) * sums + storage_roundoff(out), 1e-6},
+                magnitude);
+        EXPECT_LE(result.worst, 1.0) << result.where << ", seed " << seed;
+        if (threads == &pool) first = digest();
+        EXPECT_EQ(digest().bits, first.bits) << "seed " << seed;
+        const std::vector<double> got = doubles(y);
+        for (int64_t i = 0; i < c.m; ++i) {
+          for (int64_t j = 0; j < c.n; ++j) {
+            double bound = 0;
+            for (int64_t l = 0; l < c.k; ++l) {
+              bound += codes.half_step[RoundedRows::at(i, l, c.k)] *
+                       std::abs(w64[RoundedRows::at(j, l, c.k)]);
+            }
+            const size_t at = RoundedRows::at(i, j, c.n);
+            ASSERT_LE(std::abs(got[at] - exact[at]),
+                      bound * 1.0001 + (sums * 4 + storage_roundoff(out)) * magnitude[at] + 1e-6)
+                << i << ", " << j << ", seed " << seed;
+          }
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, QuantizedProducts,
+    ::testing::Values(Case{8, false, 0, 1, 1, 1}, Case{8, false, 64, 9, 33, 200},
+                      Case{8, false, 32, 15, 49, 136}, Case{8, false, 0, 31, 70, 1300},
+                      Case{4, false, 64, 14, 32, 128}, Case{4, false, 32, 29, 17, 72},
+                      Case{4, false, 128, 43, 100, 4500}, Case{4, true, 64, 10, 65, 192},
+                      Case{4, true, 96, 20, 40, 330}, Case{4, true, 0, 300, 48, 65}));
+
+TEST(QuantizedProducts, NumbersThatAreNotFiniteMakeTheirRowNaN) {
+  kernels::QuantizedShape shape;
+  shape.n = 20;
+  shape.k = 130;
+  shape.group = 64;
+  if (!kernels::quantized_matmul_runs(shape)) GTEST_SKIP() << "not on this CPU";
+  const uint64_t seed = std::random_device()();
+  Random random(seed);
+  ThreadPool pool(2);
+  const Weights w(random, shape, pool);
+  constexpr int64_t kRows = 12;
+  const Tensor x = random_tensor(random, DType::kFloat32, {kRows, shape.k});
+  x.data<float>()[3 * shape.k + 129] = std::numeric_limits<float>::infinity();
+  x.data<float>()[7 * shape.k] = std::numeric_limits<float>::quiet_NaN();
+  std::vector<std::byte> scratch(
+      static_cast<size_t>(kernels::quantized_matmul_scratch(shape, kRows)));
+  std::vector<float> y(static_cast<size_t>(kRows * shape.n));
+  kernels::quantized_matmul(
+      {.w = w.matrix, .m = kRows, .x = x.raw(), .y = y.data(), .scratch = scratch.data()}, pool);
+  for (int64_t i = 0; i < kRows; ++i) {
+    for (int64_t j = 0; j < shape.n; ++j) {
+      EXPECT_EQ(std::isnan(y[static_cast<size_t>(i * shape.n + j)]), i == 3 || i == 7)
+          << i << ", " << j << ", seed " << seed;
+    }
+  }
+}
+
+TEST(QuantizedProducts, GroupsThatPiecesDoNotFitAreNotTaken) {
+  kernels::QuantizedShape shape;
+  shape.n = 16;
+  shape.k = 400;
+  for (const int64_t group : {8, 24, 40, 72}) {
+    shape.group = group;
+    EXPECT_FALSE(kernels::quantized_matmul_runs(shape)) << group;
+  }
+}
+
+}  // namespace
+}  // namespace ds::testing
