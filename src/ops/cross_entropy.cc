@@ -2,7 +2,7 @@
 #include "ops/cross_entropy.h"
 
 #include "kernels/loss/cross_entropy.h"
-#include "ops/checks.h"
+#include "ops/label_checks.h"
 
 namespace ds::ops {
 namespace {
@@ -14,18 +14,10 @@ void check_inputs(const Op& op, const Tensor& logits, const Tensor& labels, int6
   DS_CHECK(logits.dims() == 2, Code::kInvalidArgument, op, ": logits must be [rows, vocabulary], ",
            "not of shape ", logits.shape().text());
   const int64_t rows = logits.size(0), columns = logits.size(1);
-  check_dense(labels, op, "labels", DType::kInt32, {rows});
   check_dense(row_values, op, row_name, DType::kFloat32, {rows});
   DS_CHECK(valid >= 1 && valid <= columns, Code::kInvalidArgument, op, ": valid is ", valid,
            ", but must be in [1, ", columns, "], the columns of logits");
-  // A GPU's memory is not read here: its kernels keep to the rows.
-  if (op.ctx.device->kind() != DeviceKind::kCpu) return;
-  const int32_t* const label = labels.data<int32_t>();
-  for (int64_t row = 0; row < rows; ++row) {
-    DS_CHECK(label[row] == kIgnoreLabel || (label[row] >= 0 && label[row] < valid),
-             Code::kInvalidArgument, op, ": the label of row ", row, " is ", label[row],
-             ", but must be in [0, ", valid, ") or ", kIgnoreLabel, " to ignore the row");
-  }
+  check_labels(op, labels, rows, valid);
 }
 
 }  // namespace

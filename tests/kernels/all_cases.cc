@@ -65,6 +65,9 @@ std::vector<CaseFamily> all_case_families() {
 #ifdef DS_HAVE_LATENT
       {"latent", latent_cases},
 #endif
+#ifdef DS_HAVE_DISTILLATION
+      {"distillation", distillation_cases},
+#endif
   };
 }
 

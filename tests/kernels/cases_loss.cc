@@ -200,7 +200,6 @@ OpCase timed(const Setting& s, Pass pass) {
   };
   return row;
 }
-
 }  // namespace
 
 std::vector<OpCase> loss_cases() {

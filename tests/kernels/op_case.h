@@ -58,5 +58,6 @@ std::vector<OpCase> softmax_cases();
 std::vector<OpCase> transform_cases();
 std::vector<OpCase> moe_cases();
 std::vector<OpCase> latent_cases();
+std::vector<OpCase> distillation_cases();
 
 }  // namespace ds::testing

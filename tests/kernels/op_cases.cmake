@@ -2,7 +2,7 @@
 # programs and the benchmark. DS_CASE_FAMILIES lists them.
 set(DS_CASE_FAMILIES)
 foreach(family linear activation gated loss norm rms_norm embedding rotary dropout elementwise reduce
-        optimizer attention gemv quantize fp8 softmax transform moe latent)
+        optimizer attention gemv quantize fp8 softmax transform moe latent distillation)
   if(EXISTS ${CMAKE_SOURCE_DIR}/tests/kernels/cases_${family}.cc)
     list(APPEND DS_CASE_FAMILIES ${family})
     if(NOT TARGET ds_cases_${family})
