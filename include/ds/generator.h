@@ -46,6 +46,8 @@ enum ds_weight_form_code {
  *     "kv_pool_tokens": 0, tokens that the blocks of a call hold at most, rounded down to whole
  *     blocks, 0 = any number. The text is the same, bit for bit.
  * @param out_generator  keeps the model alive while it runs the model's own weights
+ * While an engine trains the model and its ranks share experts (expert_parallel), every rank makes
+ * the calls that run the model's own weights, each with texts of its own.
  * Errors: DS_ERR_CONFIG, DS_ERR_INVALID_ARGUMENT (weights that are not finite), DS_ERR_IO (the
  * file), DS_ERR_STATE, DS_ERR_UNSUPPORTED (own parameters; weights spread over processes in a
  * prepared form, which every process would have to make: copy the model first; kv_block_tokens of a

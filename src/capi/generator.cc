@@ -232,6 +232,7 @@ ds_status ds_generator_generate(ds_generator* generator, const ds_tensor* prompt
     ds_tensor*& out = out_param(out_ids, "out_ids");
     infer::GenerateOptions chosen = generate_options(options);
     chosen.kv = model.generator().kv();
+    chosen.ranks = model->pass_ranks();
     const std::vector<int32_t> ids = id_list(host_tensor(*input, "prompt"), "prompt");
     model.generator().forget_interrupt();
     out = publish_tensor(
@@ -252,7 +253,7 @@ ds_status ds_generator_logits(ds_generator* generator, const ds_batch* batch,
     ds_tensor*& out = out_param(out_logits, "out_logits");
     out = publish_tensor(
         to_host(infer::batch_logits(model->context(), model->reader(), model->architecture(),
-                                    model_batch(*model, given)),
+                                    model_batch(*model, given), model->pass_ranks().experts),
                 model->host()));
   });
 }
@@ -265,7 +266,7 @@ ds_status ds_generator_hidden_states(ds_generator* generator, const ds_batch* ba
     ds_tensor*& out = out_param(out_states, "out_states");
     out = publish_tensor(
         to_host(infer::batch_hidden(model->context(), model->reader(), model->architecture(),
-                                    model_batch(*model, given)),
+                                    model_batch(*model, given), model->pass_ranks().experts),
                 model->host()));
   });
 }

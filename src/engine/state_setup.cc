@@ -154,6 +154,7 @@ void set_up_state(RunContext& run) {
   place_weights(run);
   if (run.mesh.shape().size(MeshAxis::kExpert) > 1) {
     run.experts = run.mesh.placed(MeshGroup::kExpert);
+    run.model->set_pass_ranks({run.experts, run.mesh.placed(MeshGroup::kWorld)});
   }
   zero::TrainState& state = *run.state;
   if (run.config.precision.fp8.enabled) state.weights().set_fp8(make_fp8(run));

@@ -48,6 +48,7 @@ Decoder::Decoder(const OpContext& ctx, nn::ParameterReader& weights,
       host_(host_of(ctx)),
       weights_(weights),
       model_(model),
+      experts_(options.ranks.experts),
       cache_(make_cache(ctx, model.info(), capacity, weights.compute_type(), options.kv)) {
   if (options.graphs) graphs_ = DecodeGraphs::make(ctx.device, weights, model.info());
 }
@@ -65,6 +66,12 @@ std::span<const float> Decoder::feed(std::span<const int32_t> tokens) {
   return fetch(to_fp32(ctx_, logits(batch, inference_options())));
 }
 
+void Decoder::take_part() {
+  forget();
+  const int32_t any = 0;
+  feed({&any, 1});
+}
+
 bool Decoder::feed_recorded(int32_t token) {
   const auto pass = [this](const models::Batch& batch, Tensor& out, std::vector<Tensor>* reads) {
     nn::TapeOptions options = inference_options();
@@ -79,6 +86,7 @@ Tensor Decoder::logits(const models::Batch& batch, const nn::TapeOptions& option
   models::ForwardOptions forward;
   forward.state = &cache_;
   forward.last_only = true;
+  if (experts_) forward.expert_ranks = &experts_;
   return model_.logits(tape, batch, forward).data;
 }
 

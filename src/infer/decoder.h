@@ -21,7 +21,7 @@ OpContext host_of(const OpContext& ctx);
 
 class Decoder {
  public:
-  // Store and model outlive it. Of the options it needs `graphs` and `kv`.
+  // Store and model outlive it. Of the options it needs `graphs`, `kv` and `ranks`.
   Decoder(const OpContext& ctx, nn::ParameterReader& weights, const models::Architecture& model,
           int64_t capacity, const GenerateOptions& options);
 
@@ -30,6 +30,8 @@ class Decoder {
 
   // Feeds tokens and returns the logits that follow the last one, until the next call.
   std::span<const float> feed(std::span<const int32_t> tokens);
+  // A pass that other ranks make for a text of theirs. What was fed so far is forgotten.
+  void take_part();
 
  private:
   Tensor logits(const models::Batch& batch, const nn::TapeOptions& options);
@@ -39,6 +41,7 @@ class Decoder {
   const OpContext ctx_, host_;
   nn::ParameterReader& weights_;
   const models::Architecture& model_;
+  const RankGroup experts_;
   KvCache cache_;
   std::unique_ptr<DecodeGraphs> graphs_;  // ends before the cache that it reads
   Tensor logits_;

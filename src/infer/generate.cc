@@ -1,6 +1,7 @@
 #include "infer/generate.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "base/log.h"
@@ -29,6 +30,32 @@ void complete(const OpContext& ctx, const models::Architecture& architecture,
     batch.position_ids = models::position_ids(host_of(ctx), ids.size(0), ids.size(1), 0);
   }
   batch = models::to_device(std::move(batch), ctx.device);
+}
+
+// Ranks that make passes together tell each other before each one who has a text to go on with.
+class Turns {
+ public:
+  Turns(const OpContext& ctx, const RankGroup& ranks)
+      : ranks_(ranks), goes_on_(host_of(ctx).workspace(DType::kInt32, {1})) {}
+
+  // Whether any rank goes on.
+  bool take(bool goes_on) {
+    if (!ranks_) return goes_on;
+    *goes_on_.data<int32_t>() = goes_on ? 1 : 0;
+    ranks_->all_reduce(goes_on_, ReduceOp::kMax, {.label = "turns", .blocking = true})->wait();
+    return *goes_on_.data<int32_t>() != 0;
+  }
+  explicit operator bool() const { return static_cast<bool>(ranks_); }
+
+ private:
+  const RankGroup ranks_;
+  const Tensor goes_on_;
+};
+
+models::ForwardOptions pass_options(const RankGroup& experts) {
+  models::ForwardOptions options;
+  if (experts) options.expert_ranks = &experts;
+  return options;
 }
 
 }  // namespace
@@ -61,7 +88,9 @@ std::vector<int32_t> generate(const OpContext& ctx, nn::ParameterReader& weights
                 info.max_positions, " positions: its last ", fresh, " tokens are read");
   }
   bool forgot = false;
-  for (int64_t i = 0; i < options.max_tokens; ++i) {
+  Turns turns(ctx, options.ranks.together);
+  const auto next_token = [&](int64_t i) {
+    turns.take(true);
     if (decoder.full()) {
       decoder.forget();
       fresh = std::max<int64_t>(1, capacity / 2);
@@ -75,20 +104,34 @@ std::vector<int32_t> generate(const OpContext& ctx, nn::ParameterReader& weights
         decoder.feed(std::span(text).last(static_cast<size_t>(fresh)));
     const RandomStream stream{options.seed, kGenerationStep, 0};
     const double uniform = (stream.bits(static_cast<uint64_t>(i)) + 0.5) * 0x1.0p-32;
-    const int32_t token = sample_token(logits, options.sampling, uniform);
+    return sample_token(logits, options.sampling, uniform);
+  };
+  const auto tell = [&](int32_t token) {
+    if (on_token && !on_token(token)) fail(Code::kCallback, "the token callback asked to stop");
+  };
+  std::exception_ptr stopped;
+  for (int64_t i = 0; i < options.max_tokens && !stopped; ++i) {
+    const int32_t token = next_token(i);
     if (options.stop_token && token == *options.stop_token) break;
     text.push_back(token);
     fresh = 1;
-    if (on_token && !on_token(token)) fail(Code::kCallback, "the token callback asked to stop");
+    try {
+      tell(token);
+    } catch (...) {  // the others may go on
+      stopped = std::current_exception();
+    }
   }
+  while (turns && turns.take(false)) decoder.take_part();
+  if (stopped) std::rethrow_exception(stopped);
   return {text.begin() + prompt_length, text.end()};
 }
 
 Tensor batch_logits(const OpContext& ctx, nn::ParameterReader& weights,
-                    const models::Architecture& architecture, models::Batch batch) {
+                    const models::Architecture& architecture, models::Batch batch,
+                    const RankGroup& experts) {
   complete(ctx, architecture, batch);
   nn::Tape tape(ctx, weights, nullptr, inference_options());
-  return to_fp32(ctx, architecture.logits(tape, batch, {}).data);
+  return to_fp32(ctx, architecture.logits(tape, batch, pass_options(experts)).data);
 }
 
 Tensor batch_logits(const OpContext& ctx, nn::ParameterReader& weights,
@@ -101,10 +144,11 @@ Tensor batch_logits(const OpContext& ctx, nn::ParameterReader& weights,
 }
 
 Tensor batch_hidden(const OpContext& ctx, nn::ParameterReader& weights,
-                    const models::Architecture& architecture, models::Batch batch) {
+                    const models::Architecture& architecture, models::Batch batch,
+                    const RankGroup& experts) {
   complete(ctx, architecture, batch);
   nn::Tape tape(ctx, weights, nullptr, inference_options());
-  return to_fp32(ctx, architecture.hidden(tape, batch, {}).data);
+  return to_fp32(ctx, architecture.hidden(tape, batch, pass_options(experts)).data);
 }
 
 }  // namespace ds::infer

@@ -9,6 +9,7 @@
 #include "infer/kv_blocks.h"
 #include "infer/sampling.h"
 #include "models/architecture.h"
+#include "models/pass_ranks.h"
 
 namespace ds::infer {
 
@@ -19,10 +20,14 @@ struct GenerateOptions {
   std::optional<int32_t> stop_token;
   bool graphs = true;  // record a token's work where that works (DecodeGraphs); no bit changes
   KvBlockOptions kv;   // no bit changes
+  models::PassRanks ranks;
 };
 
 // Returns the new tokens, without the stop token. `on_token` sees each one; false stops with
 // kCallback. When the positions are used up, the older half of the window is forgotten.
+//
+// Where ranks make passes together every one of them calls this, each with a text and options of
+// its own: one that has finished takes part until all have.
 std::vector<int32_t> generate(const OpContext& ctx, nn::ParameterReader& weights,
                               const models::Architecture& architecture,
                               std::span<const int32_t> prompt, const GenerateOptions& options,
@@ -30,9 +35,10 @@ std::vector<int32_t> generate(const OpContext& ctx, nn::ParameterReader& weights
 
 // Logits fp32 of a batch without training, as the model's head gives them: [B, T, V] or
 // [B, classes], where the model is. `batch` holds checked ids, which may lie on the host; missing
-// position_ids count from 0.
+// position_ids count from 0. `experts`: the ranks that share them, which all call this; or none.
 Tensor batch_logits(const OpContext& ctx, nn::ParameterReader& weights,
-                    const models::Architecture& architecture, models::Batch batch);
+                    const models::Architecture& architecture, models::Batch batch,
+                    const RankGroup& experts = {});
 // The same from ids int32 [B, T] alone; `key_mask` may be empty.
 Tensor batch_logits(const OpContext& ctx, nn::ParameterReader& weights,
                     const models::Architecture& architecture, const Tensor& ids,
@@ -40,6 +46,7 @@ Tensor batch_logits(const OpContext& ctx, nn::ParameterReader& weights,
 
 // Hidden states fp32 [B, T, W] after the last norm.
 Tensor batch_hidden(const OpContext& ctx, nn::ParameterReader& weights,
-                    const models::Architecture& architecture, models::Batch batch);
+                    const models::Architecture& architecture, models::Batch batch,
+                    const RankGroup& experts = {});
 
 }  // namespace ds::infer

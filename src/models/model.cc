@@ -90,6 +90,7 @@ nn::HeldWeights& Model::held_weights(const char* what) {
 }
 
 void Model::detach_engine(const OpContext& ctx) {
+  pass_ranks_ = {};
   has_engine_ = false;
   step_open_ = false;
   auto held = std::make_unique<nn::HeldWeights>(*parameters_, device_, trained_->take(ctx));

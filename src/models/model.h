@@ -9,6 +9,7 @@
 #include "models/architecture.h"
 #include "models/inference_weights.h"
 #include "models/lora.h"
+#include "models/pass_ranks.h"
 #include "nn/held_weights.h"
 
 namespace ds::models {
@@ -59,6 +60,9 @@ class Model {
   // Of a model whose weights are spread over ranks, every rank makes the calls that read or write
   // whole weights, and the first rank alone writes files.
   bool writes_files() const;
+  // Whom a pass outside the engine involves, while one trains the model.
+  const PassRanks& pass_ranks() const { return pass_ranks_; }
+  void set_pass_ranks(PassRanks ranks) { pass_ranks_ = std::move(ranks); }
 
   // fp32 values: the master, or what products see of a prepared copy.
   Tensor read(const OpContext& ctx, nn::ParamId id);
@@ -147,6 +151,7 @@ class Model {
   std::optional<AppliedLora> lora_;
   std::atomic<bool> in_use_{false};
   std::string incomplete_;
+  PassRanks pass_ranks_;
   bool has_engine_ = false;
   bool step_open_ = false;
 };
