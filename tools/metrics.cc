@@ -151,6 +151,10 @@ void MetricsFile::write(const libds::StepReport& report, std::optional<double> v
   Json line;
   line["step"] = report.step;
   line["loss"] = number(report.loss);
+  if (!std::isnan(report.teacher_loss)) {
+    line["label_loss"] = number(report.label_loss);
+    line["teacher_loss"] = number(report.teacher_loss);
+  }
   line["lr"] = number(report.lr);
   line["grad_norm"] = report.grad_norm < 0 ? Json() : number(report.grad_norm);
   line["loss_scale"] = number(report.loss_scale);

@@ -142,6 +142,14 @@ int run(const Options& o) {
   std::cout << format("model    %s parameters in %lld tensors\n",
                       format_count(plan["model"]["parameters"].get<double>()).c_str(),
                       static_cast<long long>(plan["model"]["tensors"].get<int64_t>()));
+  if (plan.contains("teacher")) {
+    const Json& teacher = plan["teacher"];
+    std::cout << format("teacher  %s parameters, %s active, %s in %s on each rank\n",
+                        format_count(teacher["parameters"].get<double>()).c_str(),
+                        format_count(teacher["active_parameters"].get<double>()).c_str(),
+                        format_bytes(teacher["bytes"].get<double>()).c_str(),
+                        teacher["weights"].get<std::string>().c_str());
+  }
   if (const Json& model = plan["model"]; model.contains("experts")) {
     std::cout << format("experts  %lld of %lld for each token: %s parameters active\n",
                         static_cast<long long>(model["experts_per_token"].get<int64_t>()),

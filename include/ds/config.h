@@ -55,7 +55,9 @@ DS_API ds_status ds_config_schema(char** out_json);
  *                      passes of one micro batch counted by running them over no memory),
  *                      "host_memory_per_rank" (with offload_optimizer, of ranks with a GPU),
  *                      "files_per_rank" (with device nvme) and "moved_per_step" (a list of
- *                      collectives: bytes that a rank sends within its node and across). With
+ *                      collectives: bytes that a rank sends within its node and across); with the
+ *                      configuration's distillation "teacher" ("parameters", "active_parameters",
+ *                      "weights", "bytes" that each rank holds, "flops_per_token"). With
  *                      "compare" also "fits", "shortages" ("place", "limit", "needed_bytes",
  *                      "available_bytes") and "remedies", three at most, cheapest first ("merge":
  *                      what to merge into the configuration, "fits", "needed_bytes",

@@ -86,10 +86,13 @@ typedef struct ds_step_report {
                                     forward passes; else 0 */
   double backward_seconds;     /**< in backward passes */
   double update_seconds;       /**< in ds_engine_step */
+  double label_loss;           /**< with the configuration's distillation, what `loss` is made of
+                                    besides losses of routers: mean loss with the labels; else NaN */
+  double teacher_loss;         /**< kd_temp^2 x mean divergence from the teacher; else NaN */
 } ds_step_report;
 /** A ds_step_report to be filled. */
 #define DS_STEP_REPORT_INIT \
-  { (int64_t)sizeof(ds_step_report), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { (int64_t)sizeof(ds_step_report), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /**
  * Computes the loss of one micro batch and remembers what backward needs.

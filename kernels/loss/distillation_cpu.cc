@@ -83,8 +83,7 @@ DistilledSums sums_of(const S* student, const T* teacher, int64_t n, float tempe
   const VF log2e = hn::Set(d, simd::kLog2e), softer = hn::Set(d, simd::kLog2e / temperature);
   for (int64_t begin = 0; begin < n; begin += kDistilledBlock) {
     VF sharp = hn::Zero(d), soft = sharp, taught = sharp, cross = sharp;
-    simd::for_vectors(HWY_MIN(kDistilledBlock, n - begin), [&](int64_t i, auto count)
-                                                               DS_SIMD_BODY {
+    simd::for_vectors(HWY_MIN(kDistilledBlock, n - begin), [&](int64_t i, auto count) DS_SIMD_BODY {
       const VF a = hn::Sub(simd::load_n(d, student + begin + i, count), most);
       const VF b = hn::Sub(simd::load_n(d, teacher + begin + i, count), teacher_most);
       const VF x = hn::Mul(a, softer), y = hn::Mul(b, softer);
@@ -122,8 +121,7 @@ void write_gradient(S* student, const T* teacher, int64_t n, const DistilledFact
     const VF q = exponential(d, hn::Mul(a, softer));
     VF mine;
     if constexpr (kSoft) {
-      mine = hn::Add(hn::Mul(q, of_student),
-                     hn::Mul(exponential(d, hn::Mul(a, log2e)), of_sharp));
+      mine = hn::Add(hn::Mul(q, of_student), hn::Mul(exponential(d, hn::Mul(a, log2e)), of_sharp));
     } else {
       mine = hn::Mul(q, of_both);
     }

@@ -17,7 +17,7 @@
 namespace ds::capi {
 namespace {
 
-static_assert(sizeof(ds_step_report) == 136);
+static_assert(sizeof(ds_step_report) == 152);
 static_assert(sizeof(ds_engine_info) == 72);
 static_assert(static_cast<int32_t>(SkipReason::kNone) == DS_SKIP_NONE);
 static_assert(static_cast<int32_t>(SkipReason::kAccumulating) == DS_SKIP_ACCUMULATING);
@@ -51,6 +51,8 @@ void give_report(const Engine& engine, const StepReport& report, ds_step_report*
   out.forward_seconds = report.forward_seconds;
   out.backward_seconds = report.backward_seconds;
   out.update_seconds = report.update_seconds;
+  out.label_loss = report.label_loss;
+  out.teacher_loss = report.teacher_loss;
   give_struct(out, out_report, "out_report");
 }
 

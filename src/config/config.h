@@ -218,6 +218,22 @@ struct ExpertParallelConfig {
   int ranks() const { return enabled ? autoep_size : 1; }
 };
 
+// A student that learns from a teacher's outputs besides the labels.
+struct DistillationConfig {
+  enum class Weights { kAuto, kFp32, kBf16, kInt8, kInt4 };
+
+  bool enabled = false;
+  std::string teacher;               // folder of its model
+  double kd_alpha_ce = 1;            // weight of the loss with the labels
+  double kd_beta_ce = 1;             // of the divergence from the teacher
+  double kd_temp = 1;                // temperature of both distributions in it
+  std::optional<int64_t> stop_step;  // steps after which labels alone count; unset: never
+  Weights teacher_weights = Weights::kAuto;
+
+  // In a step that comes after so many others.
+  bool active(int64_t steps) const { return enabled && (!stop_step || steps < *stop_step); }
+};
+
 struct ActivationCheckpointingConfig {
   bool enabled = false;
   std::optional<int64_t> number_checkpoints;    // segments; unset: every transformer block is one
@@ -388,6 +404,7 @@ class Config {
   ActivationCheckpointingConfig activation_checkpointing;
   ZeroConfig zero;
   ExpertParallelConfig expert_parallel;
+  DistillationConfig distillation;
   AioConfig aio;
   MemoryPlanConfig memory_plan;
   CommsLoggerConfig comms_logger;

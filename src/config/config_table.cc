@@ -191,6 +191,7 @@ std::vector<Key> section_rows() {
       section("data_efficiency", data_efficiency_table()),
       section("progressive_layer_drop", progressive_layer_drop_table()),
       section("compression_training", compression_table()),
+      section("distillation", distillation_table()).to(&Config::distillation),
       section("quantize_training", eigenvalue_table()),
       optional_section("sparse_attention", sparse_attention_table())
           .needs("block-sparse attention (its presence enables it)"),

@@ -56,6 +56,7 @@ KeyTable curriculum_learning_table();
 KeyTable data_efficiency_table();
 // config_table_compression.cc
 KeyTable compression_table();
+KeyTable distillation_table();
 // config_table_parallel.cc
 KeyTable sparse_attention_table();
 KeyTable pipeline_table();

@@ -136,6 +136,44 @@ KeyTable layer_reduction() {
 
 }  // namespace
 
+KeyTable distillation_table() {
+  using Weights = DistillationConfig::Weights;
+  return table(
+             "A student learns from a teacher's outputs besides the labels, as mixtures of "
+             "students "
+             "do (docs/experts.md): its loss is kd_alpha_ce x cross entropy + kd_beta_ce x "
+             "kd_temp^2 "
+             "x KL(teacher / kd_temp, student / kd_temp).",
+             {
+                 flag("enabled", false, "Turns it on.").to(&DistillationConfig::enabled),
+                 text("teacher", std::nullopt,
+                      "Folder of the teacher's model, of Hugging Face's files or a checkpoint.")
+                     .must_be_given_when_on()
+                     .to(&DistillationConfig::teacher),
+                 number("kd_alpha_ce", 1.0, "What the cross entropy with the labels weighs.")
+                     .at_least(0)
+                     .to(&DistillationConfig::kd_alpha_ce),
+                 number("kd_beta_ce", 1.0, "What the divergence from the teacher weighs.")
+                     .at_least(0)
+                     .to(&DistillationConfig::kd_beta_ce),
+                 number("kd_temp", 1.0, "Temperature of both distributions of the divergence.")
+                     .above(0)
+                     .to(&DistillationConfig::kd_temp),
+                 integer("stop_step", std::nullopt,
+                         "Optimizer steps after which the teacher's memory is freed and the loss "
+                         "is the cross entropy alone; null: never.")
+                     .at_least(1)
+                     .to(&DistillationConfig::stop_step),
+                 choice("teacher_weights", {"auto", "fp32", "bf16", "int8", "int4"}, "auto",
+                        "How each rank holds the matrices of the teacher; auto: fp32 where the "
+                        "student computes in fp32, else bf16.")
+                     .chooses(std::vector{Weights::kAuto, Weights::kFp32, Weights::kBf16,
+                                          Weights::kInt8, Weights::kInt4},
+                              &DistillationConfig::teacher_weights),
+             })
+      .gated_by("enabled");
+}
+
 KeyTable compression_table() {
   return table(
       "Compression during training.",

@@ -284,6 +284,8 @@ void CheckpointLoader::restore_counters(Restored restored, const CheckpointReade
   open_.samples = open_.own_samples = 0;
   open_.first_sample = restored.step.samples;
   open_.losses.reset(restored.step.share.loss_sum, restored.step.share.losses);
+  open_.label_losses.reset(restored.step.share.label_sum, restored.step.share.losses);
+  open_.teacher_losses.reset(restored.step.share.teacher_sum, restored.step.share.losses);
   open_.tokens = restored.step.share.tokens;
   caller_.tokenizer = std::move(restored.tokenizer);
   if (!options.module_only) {

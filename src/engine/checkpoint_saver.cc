@@ -282,19 +282,29 @@ void CheckpointSaver::save_counters(PartWriter& part, const std::vector<StepShar
   part.set_int(saved::kMicroBatches, open_.micro_batches);
   part.set_int(saved::kSamples, open_.first_sample);
   if (run_.config.batch_ramp_up) part.set_int(saved::kRampedUp, run_.config.batch.accumulation);
-  double loss_sum = 0;
+  const bool distils = run_.config.distillation.active(open_.progress.steps);
+  double loss_sum = 0, label_sum = 0, teacher_sum = 0;
   int64_t tokens = 0, losses = 0;
   Json ranks = Json::array();
   for (const StepShare& share : shares) {
     loss_sum += share.loss_sum;
     tokens += share.tokens;
     losses += share.losses;
-    ranks.push_back(
-        {{"loss_sum", share.loss_sum}, {"tokens", share.tokens}, {"losses", share.losses}});
+    label_sum += share.label_sum;
+    teacher_sum += share.teacher_sum;
+    Json& of_rank = ranks.emplace_back();
+    of_rank = {{"loss_sum", share.loss_sum}, {"tokens", share.tokens}, {"losses", share.losses}};
+    if (!distils) continue;
+    of_rank["label_sum"] = share.label_sum;
+    of_rank["teacher_sum"] = share.teacher_sum;
   }
   part.set_double(saved::kLossSum, loss_sum / static_cast<double>(shares.size()));
   part.set_int(saved::kTokens, tokens / static_cast<int64_t>(shares.size()));
   part.set_int(saved::kLosses, losses / static_cast<int64_t>(shares.size()));
+  if (open_.micro_batches > 0 && distils) {
+    part.set_double(saved::kLabelSum, label_sum / static_cast<double>(shares.size()));
+    part.set_double(saved::kTeacherSum, teacher_sum / static_cast<double>(shares.size()));
+  }
   if (open_.micro_batches > 0 && shares.size() > 1) part.set_json(saved::kRanks, ranks);
   if (feed_.has_dataset()) part.set_json(saved::kDataset, feed_.describe());
   part.set_json(saved::kClientState, caller_.client_state);

@@ -79,6 +79,7 @@ constexpr const char* kOffload = "zero_optimization.offload_optimizer";
 constexpr const char* kOffloadRatio = "zero_optimization.offload_optimizer.ratio";
 constexpr const char* kOffloadWeights = "zero_optimization.offload_param.device nvme";
 constexpr const char* kExpertParallel = "expert_parallel";
+constexpr const char* kDistillation = "distillation";
 constexpr const char* kGraphs = "graph_harvesting";
 constexpr const char* kSparse = "sparse_gradients";
 
@@ -183,6 +184,14 @@ constexpr Combination kStart[] = {
      "that share experts have some of them alone",
      "leave one of both out",
      [](const Situation& s) { return shares_experts(s) && s.config.zero.zenflow; }},
+    {kRefused, kDistillation, "a program's own parameters",
+     "the library does not run their passes, so that it has no outputs to compare", "leave it out",
+     [](const Situation& s) { return s.config.distillation.enabled && s.own_parameters(); }},
+    {kRefused, kDistillation, "a model on a GPU",
+     "the loss of both models' logits is computed on the CPU so far", "keep the model on the CPU",
+     [](const Situation& s) {
+       return s.config.distillation.enabled && s.gpu() && !s.own_parameters();
+     }},
     {kWithoutEffect, kGraphs, "a model on the CPU", "the model is not on a GPU", "",
      [](const Situation& s) { return !s.gpu(); }},
     {kWithoutEffect, kGraphs, "zero_optimization.stage 3 on several ranks",

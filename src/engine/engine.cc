@@ -25,6 +25,23 @@
 #include "engine/updater.h"
 
 namespace ds {
+namespace {
+
+void find_teacher(RunContext& run) {
+  if (!run.config.distillation.enabled) return;
+  agree(run.context(), run.world(), "opening the teacher", [&] {
+    run.teacher =
+        std::make_unique<Teacher>(open_teacher(run.config, run.model->architecture().info()));
+  });
+}
+
+void hold_teacher(RunContext& run) {
+  if (!run.teacher) return;
+  agree(run.context(), run.world(), "reading the teacher's weights",
+        [&] { run.teacher->hold(run.context()); });
+}
+
+}  // namespace
 
 Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> model,
                std::shared_ptr<Communicator> comm, const ReadOptions& reading,
@@ -53,6 +70,7 @@ void Engine::make_parts() {
   check_combinations(situation_of(*run_));
   check_experts(run_->config, model.parameters());
   check_rank_devices(*model.device(), run_->world());
+  find_teacher(*run_);
   model.host()->use_threads(run_->pool.threads());
   check_memory(*run_);
   set_up_state(*run_);
@@ -73,6 +91,7 @@ void Engine::make_parts() {
   scopes_ = std::make_unique<ParameterScopes>(*run_, *open_);
   gradients_ = std::make_unique<ExternalGradients>(*run_, *open_, *scopes_);
   values_ = std::make_unique<ParameterValues>(*run_, *open_, *scopes_, *updater_);
+  hold_teacher(*run_);
   feed_ = std::make_unique<DataFeed>(*run_);
   trainer_ = std::make_unique<Trainer>(*run_, *open_, *observer_, *scopes_, *updater_);
   const CheckpointedRun saved{*run_, *open_, *updater_, *feed_, *caller_, control_};

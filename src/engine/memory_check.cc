@@ -36,10 +36,15 @@ PlanOptions options_of(const RunContext& run, int64_t length) {
   return options;
 }
 
+PlanModel model_of(const RunContext& run) {
+  PlanModel model = PlanModel::of_model(*run.model);
+  if (run.teacher) model.teacher = run.teacher->model();
+  return model;
+}
+
 class MemoryCheck {
  public:
-  explicit MemoryCheck(RunContext& run)
-      : run_(run), model_(PlanModel::of_model(*run.model)), room_(room_of(run)) {}
+  explicit MemoryCheck(RunContext& run) : run_(run), model_(model_of(run)), room_(room_of(run)) {}
 
   // What cannot be planned may train all the same, or the engine says what is wrong with it.
   void run() {

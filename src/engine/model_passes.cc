@@ -11,6 +11,7 @@
 #include "engine/step_observer.h"
 #include "engine/updater.h"
 #include "nn/activation_offload.h"
+#include "nn/distilled_loss.h"
 #include "nn/stored_inputs.h"
 
 namespace ds {
@@ -74,6 +75,7 @@ std::unique_ptr<StepGraphs> ModelPasses::make_graphs() const {
 void ModelPasses::forward(const models::Batch& batch, const Tensor& labels) {
   open_.begin_clock();
   const ScopedTimer timer = observer_.time("forward");
+  follow_teacher(batch.ids.size(1));
   auto pending =
       std::make_unique<Pending>(run_.context(), *run_.state, tape_options(batch), keep_inputs());
   const nn::Labels placed = nn::place_labels(labels, run_.model->device());
@@ -86,16 +88,29 @@ void ModelPasses::forward(const models::Batch& batch, const Tensor& labels) {
       throw;
     }
   };
-  nn::SummedLoss loss = record();
-  pending->loss_gradient = std::move(loss.slot);
+  Losses losses = record();
+  pending->loss_gradient = std::move(losses.all.slot);
   pending_ = std::move(pending);
   open_.phase = OpenStep::Phase::kForwardDone;
   run_.model->set_step_open(true);
   if (open_.mode.joined) return;
   const nn::RouterRecord& routers = pending_->routers;
   observer_.metrics().count_experts(routers);
-  count_batch(batch.ids, {loss.sum, placed.counted, routers.loss()}, placed.counted);
+  count_batch(batch.ids, {losses.all.sum, placed.counted, routers.loss()}, placed.counted);
+  if (!losses.teacher) return;
+  open_.label_losses.add({losses.labels, placed.counted});
+  open_.teacher_losses.add({losses.teacher, placed.counted});
 }
+
+// Held while it takes part, also after a load that went back.
+void ModelPasses::follow_teacher(int64_t tokens) {
+  if (!run_.teacher) return;
+  if (!distils()) return run_.teacher->free();
+  run_.teacher->check_length(tokens);
+  run_.teacher->hold(run_.context());
+}
+
+bool ModelPasses::distils() const { return run_.config.distillation.active(open_.progress.steps); }
 
 Tensor ModelPasses::give_loss() {
   pending_->loss = run_.host_context().workspace(DType::kFloat32, {});
@@ -129,8 +144,8 @@ std::unique_ptr<nn::KeptInputs> ModelPasses::keep_inputs() const {
   return std::make_unique<nn::ActivationOffload>(run_.model->device(), *offload_stream_);
 }
 
-nn::SummedLoss ModelPasses::record_forward(nn::Tape& tape, const models::Batch& batch,
-                                           const nn::Labels& labels, nn::RouterRecord* routers) {
+nn::Value ModelPasses::record_logits(nn::Tape& tape, const models::Batch& batch,
+                                     nn::RouterRecord* routers) {
   run_.state->gradients().set_loss_scale(updater_.loss_scale());
   run_.state->weights().begin_pass();
   models::ForwardOptions forward_options;
@@ -139,8 +154,32 @@ nn::SummedLoss ModelPasses::record_forward(nn::Tape& tape, const models::Batch& 
   forward_options.expert_ranks = run_.expert_ranks();
   const models::ArchitectureInfo& info = run_.model->architecture().info();
   forward_options.recompute = recompute_of(run_.config.activation_checkpointing, info);
-  const nn::Value logits = run_.model->architecture().logits(tape, batch, forward_options);
-  return nn::summed_loss(tape, logits, labels, info.outputs(), info.loss);
+  return run_.model->architecture().logits(tape, batch, forward_options);
+}
+
+ModelPasses::Losses ModelPasses::record_forward(nn::Tape& tape, const models::Batch& batch,
+                                                const nn::Labels& labels,
+                                                nn::RouterRecord* routers) {
+  const nn::Value logits = record_logits(tape, batch, routers);
+  if (distils()) return distil(tape, batch, labels, logits);
+  const models::ArchitectureInfo& info = run_.model->architecture().info();
+  return {nn::summed_loss(tape, logits, labels, info.outputs(), info.loss)};
+}
+
+// The teacher's pass comes after the student's, so that of its logits those of one sample at a time
+// need memory.
+ModelPasses::Losses ModelPasses::distil(nn::Tape& tape, const models::Batch& batch,
+                                        const nn::Labels& labels, const nn::Value& logits) const {
+  const DistillationConfig& keys = run_.config.distillation;
+  TeacherPass teacher = run_.teacher->run(run_.context(), batch);
+  nn::Distillation from;
+  from.weights = {static_cast<float>(keys.kd_alpha_ce), static_cast<float>(keys.kd_beta_ce),
+                  static_cast<float>(keys.kd_temp)};
+  from.parts = batch.ids.size(0);
+  from.teacher = [&teacher](int64_t sample) { return teacher.logits(sample); };
+  nn::DistilledLoss loss = nn::summed_distillation(
+      tape, logits, labels, run_.model->architecture().info().outputs(), from);
+  return {{loss.sum, std::move(loss.slot)}, loss.cross_entropy, loss.divergence};
 }
 
 void ModelPasses::count_batch(const Tensor& ids, nn::MeanLoss loss, int64_t counted) {
@@ -206,9 +245,9 @@ bool ModelPasses::run_graph(const GraphInputs& micro_batch) {
     options.constants = placed.constants;
     zero::TrainState& state = *run_.state;
     nn::Tape tape(run_.context(), state.weights(), &state.gradients(), options);
-    const nn::SummedLoss loss = record_forward(tape, placed.batch, placed.labels, nullptr);
-    run_backward(tape, *loss.slot);
-    return loss.sum;
+    const Losses losses = record_forward(tape, placed.batch, placed.labels, nullptr);
+    run_backward(tape, *losses.all.slot);
+    return losses.all.sum;
   };
   run_.state->gradients().set_loss_scale(updater_.loss_scale());
   return graphs_->run(micro_batch.inputs, *run_.state, pass);

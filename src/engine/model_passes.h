@@ -49,11 +49,22 @@ class ModelPasses {
 
   std::unique_ptr<StepGraphs> make_graphs() const;
   uint32_t first_sample(const models::Batch& batch) const;
+  // In the open step.
+  bool distils() const;
+  void follow_teacher(int64_t tokens);
   float loss_gradient() const;
   nn::TapeOptions tape_options(const models::Batch& batch) const;
   std::unique_ptr<nn::KeptInputs> keep_inputs() const;
-  nn::SummedLoss record_forward(nn::Tape& tape, const models::Batch& batch,
-                                const nn::Labels& labels, nn::RouterRecord* routers);
+  nn::Value record_logits(nn::Tape& tape, const models::Batch& batch, nn::RouterRecord* routers);
+  // What the model's outputs are compared with; the parts of a distilled loss, else none.
+  struct Losses {
+    nn::SummedLoss all;
+    Tensor labels = {}, teacher = {};
+  };
+  Losses record_forward(nn::Tape& tape, const models::Batch& batch, const nn::Labels& labels,
+                        nn::RouterRecord* routers);
+  Losses distil(nn::Tape& tape, const models::Batch& batch, const nn::Labels& labels,
+                const nn::Value& logits) const;
   void run_backward(nn::Tape& tape, nn::GradientSlot& slot);
   void count_batch(const Tensor& ids, nn::MeanLoss loss, int64_t counted);
   void warn_of_other_size(int64_t samples);

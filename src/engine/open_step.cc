@@ -40,7 +40,7 @@ void OpenStep::count_samples(int64_t each, int64_t ranks, int64_t own) {
 
 void OpenStep::clear_counters() {
   micro_batches = own_micro_batches = 0;
-  losses.reset();
+  for (LossSum* const one : {&losses, &label_losses, &teacher_losses}) one->reset();
   tokens = samples = own_samples = first_sample = 0;
   began.reset();
 }

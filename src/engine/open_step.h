@@ -45,6 +45,8 @@ struct OpenStep {
   int64_t micro_batches = 0;
   int64_t own_micro_batches = 0;  // those that were this rank's own
   LossSum losses;
+  // With a teacher, what these are made of: the losses with the labels and with the teacher.
+  LossSum label_losses, teacher_losses;
   int64_t tokens = 0;        // counted ones, of this rank
   int64_t samples = 0;       // what progress.samples grew by
   int64_t own_samples = 0;   // of which this rank read so many itself

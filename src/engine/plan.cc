@@ -26,7 +26,17 @@ PlanRoom room_of(const PlanQuestion& question, int local_ranks) {
   return room;
 }
 
-Json describe(const PlanContext& plan, const MemoryPlan& memory) {
+// Each rank holds all of it, and runs it forward once per micro batch.
+Json describe_teacher(const TeacherModel& teacher, ThreadPool& pool) {
+  const nn::ParameterSet& parameters = teacher.model->parameters();
+  return {{"parameters", parameters.elements()},
+          {"active_parameters", parameters.active_elements(teacher.info().experts_per_token)},
+          {"weights", std::string(models::weight_form_name(teacher.form.weights))},
+          {"bytes", teacher_bytes(teacher, pool)},
+          {"flops_per_token", teacher_flops(teacher)}};
+}
+
+Json describe(const PlanContext& plan, const MemoryPlan& memory, ThreadPool& pool) {
   int64_t trainable = 0;
   const nn::ParameterSet& parameters = *plan.model.parameters;
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
@@ -43,6 +53,7 @@ Json describe(const PlanContext& plan, const MemoryPlan& memory) {
     out["model"]["experts_per_token"] = info.experts_per_token;
     out["model"]["active_parameters"] = parameters.active_elements(info.experts_per_token);
   }
+  if (plan.model.teacher) out["teacher"] = describe_teacher(*plan.model.teacher, pool);
   out["world"] = plan.world;
   out["ranks_per_node"] = plan.per_node;
   out["stage"] = plan.stage;
@@ -86,7 +97,7 @@ Json plan_training(const Json& model, std::string_view config_json, const PlanOp
   const PlanModel shapes = PlanModel::of_json(model);
   const PlanContext plan(shapes, config_json, options);
   ThreadPool pool(plan.config.threads);
-  if (!question.compare && !question.fit) return describe(plan, plan_memory(plan, pool));
+  if (!question.compare && !question.fit) return describe(plan, plan_memory(plan, pool), pool);
   // What is planned next was read already.
   PlanOptions further = options;
   further.reading = {};
@@ -94,7 +105,7 @@ Json plan_training(const Json& model, std::string_view config_json, const PlanOp
   PlanRoom room = room_of(question, plan.per_node);
   if (!question.fit) {
     const MemoryPlan memory = plan_memory(plan, pool);
-    Json out = describe(plan, memory);
+    Json out = describe(plan, memory, pool);
     compare(plan, memory, {further, room, nullptr}, pool, out);
     return out;
   }
@@ -102,7 +113,7 @@ Json plan_training(const Json& model, std::string_view config_json, const PlanOp
   Json fit =
       fit_plan(shapes, plan.config.given(), {further, room, question.folder, question.rates}, pool);
   const PlanContext fitted(shapes, dump_json(fit.at("config")), further);
-  Json out = describe(fitted, plan_memory(fitted, pool));
+  Json out = describe(fitted, plan_memory(fitted, pool), pool);
   out["fit"] = std::move(fit);
   return out;
 }

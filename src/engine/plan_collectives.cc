@@ -38,7 +38,8 @@ class CollectivesPlanner {
       out.push_back(weights.described("all_gather", "weights"));
     }
     PlannedTraffic counters;
-    counters.add_sums(kTotals, DType::kFloat64, 1, plan_.all);
+    counters.add_sums(kTotals + (plan_.config.distillation.enabled ? 2 : 0), DType::kFloat64, 1,
+                      plan_.all);
     if (plan_.stage > 0) counters.add_sums(ExactSum::kWords, DType::kInt64, 1, plan_.shard);
     if (plan_.stage == 0 && plan_.expert_ranks > 1) {  // of experts
       counters.add_sums(ExactSum::kWords, DType::kInt64, 1, plan_.places_of(plan_.expert_ranks, 1));

@@ -114,6 +114,10 @@ void PlanContext::arrange() {
   }
   share.stage = stage;
   if (world > 1) zero::check_group_sizes(share.groups, world);
+  if (config.distillation.enabled && model.architecture != nullptr && !model.teacher) {
+    model.teacher = open_teacher(config, model.architecture->info());
+  }
+  if (!config.distillation.enabled) model.teacher.reset();
   all = shard = places_of(world, 1);
   if (stage == 3 && share.groups.shard > 0) shard = places_of(share.groups.shard, 1);
   const MeshShape mesh(world, mesh_sizes(config, world));

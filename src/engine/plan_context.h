@@ -11,6 +11,7 @@
 #include "engine/plan.h"
 #include "engine/plan_traffic.h"
 #include "engine/share_options.h"
+#include "engine/teacher.h"
 #include "models/architecture.h"
 #include "models/model.h"
 #include "nn/parameter.h"
@@ -30,6 +31,8 @@ struct PlanModel {
   const nn::ParameterSet* parameters = nullptr;
   int64_t layers = 0;
   bool own_parameters = false;  // of a program, which computes gradients itself
+  // That it learns from; null where the configuration names none, or nobody has opened it yet.
+  std::shared_ptr<const TeacherModel> teacher = nullptr;
 
   std::shared_ptr<const models::Architecture> made_architecture = nullptr;
   std::shared_ptr<const nn::ParameterSet> made_parameters = nullptr;

@@ -232,7 +232,8 @@ class Fitter {
     }
     const double again =
         choice.checkpoint_every == 0 ? 0 : 1 / static_cast<double>(choice.checkpoint_every);
-    const double flops = 2 * tokens * (3 * (blocks + head) + again * blocks);
+    const double teacher = plan.model.teacher ? teacher_flops(*plan.model.teacher) : 0;
+    const double flops = tokens * (2 * (3 * (blocks + head) + again * blocks) + teacher);
     return flops / meter_.product_flops(plan, choice.micro_batch * length);
   }
 

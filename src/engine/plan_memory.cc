@@ -119,7 +119,7 @@ class MemoryPlanner {
     if (plan_.in_files()) {
       masters = master_bytes() - share_in_files(master_bytes(), held(StateRole::kMasters));
     }
-    device.parameters = weights + masters + second_bytes() + code_bytes();
+    device.parameters = weights + masters + second_bytes() + code_bytes() + teacher_bytes();
     device.gradients = error_bytes();
     if (!plan_.offloads()) {
       device.gradients += gradient_bytes() - out.files.gradients;
@@ -308,6 +308,11 @@ class MemoryPlanner {
   int64_t code_bytes() const {
     const CodedWeights all = coded_weights(plan_);
     return plan_.stage == 3 ? all.largest : 2 * all.elements;
+  }
+
+  // Of the teacher that each rank holds beside what it trains.
+  int64_t teacher_bytes() const {
+    return plan_.model.teacher ? ds::teacher_bytes(*plan_.model.teacher, pool_) : 0;
   }
 
   // What LoCo keeps of the gradients' roundings.

@@ -9,6 +9,7 @@
 #include "engine/pretended_group.h"
 #include "io/spare_memory.h"
 #include "models/inputs.h"
+#include "nn/distilled_loss.h"
 #include "nn/kept_inputs.h"
 #include "nn/loss.h"
 #include "nn/tape.h"
@@ -382,7 +383,43 @@ class PlannedState : public nn::ParameterReader, public nn::GradientSink {
   std::unique_ptr<zero::GradientReducer> reducer_;  // or null
 };
 
-void run_pass(const PlanContext& plan, const OpContext& ctx, PlannedState& state) {
+// Weights of the teacher as operators see them: they lie in memory aside, and are counted once.
+std::unique_ptr<models::InferenceWeights> teacher_aside(const PlanContext& plan, ThreadPool& pool) {
+  if (!plan.model.teacher) return nullptr;
+  return counted_weights(*plan.model.teacher, {std::make_shared<CountingDevice>(), &pool});
+}
+
+// What a pass of the student is compared with.
+struct PlannedLoss {
+  const models::Batch& batch;
+  const nn::Labels& labels;
+  nn::ParameterReader* teacher;  // null: there is none
+};
+
+nn::SummedLoss loss_of(const PlanContext& plan, nn::Tape& tape, const nn::Value& logits,
+                       const PlannedLoss& with) {
+  const models::ArchitectureInfo& info = plan.model.architecture->info();
+  if (with.teacher == nullptr) {
+    return nn::summed_loss(tape, logits, with.labels, info.outputs(), info.loss);
+  }
+  nn::Distillation from;
+  std::optional<TeacherPass> pass;
+  // How many tokens an expert gets is known when they are there: of a teacher with experts the
+  // logits alone are counted.
+  const bool runs = plan.model.teacher->info().experts == 0;
+  if (runs) pass.emplace(*plan.model.teacher, *with.teacher, tape.ctx(), with.batch);
+  from.parts = with.batch.ids.size(0);
+  from.teacher = [&](int64_t sample) {
+    if (runs) return pass->logits(sample);
+    const int64_t rows = logits.data.elements() / logits.data.shape()[-1] / from.parts;
+    return tape.new_activation(with.teacher->compute_type(), {rows, info.outputs()});
+  };
+  nn::DistilledLoss loss = nn::summed_distillation(tape, logits, with.labels, info.outputs(), from);
+  return {loss.sum, std::move(loss.slot)};
+}
+
+void run_pass(const PlanContext& plan, const OpContext& ctx, PlannedState& state,
+              nn::ParameterReader* teacher) {
   const models::Architecture& architecture = *plan.model.architecture;
   const models::ArchitectureInfo& info = architecture.info();
   const int64_t samples = plan.config.batch.micro_batch, length = plan.length();
@@ -406,7 +443,7 @@ void run_pass(const PlanContext& plan, const OpContext& ctx, PlannedState& state
     options.padded_logits = true;
     options.recompute = plan.recompute();
     const nn::Value logits = architecture.logits(tape, batch, options);
-    loss = nn::summed_loss(tape, logits, placed, info.outputs(), info.loss);
+    loss = loss_of(plan, tape, logits, {batch, placed, teacher});
   }
   Tensor upstream = ctx.workspace(DType::kFloat32, {});
   *upstream.data<float>() = 1;  // as the tape expects: nothing is scaled
@@ -432,6 +469,7 @@ std::optional<PassMemory> count_passes(const PlanContext& plan,
       rest.push_back(Tensor::empty(device, DType::kUInt8, {resting[i]}, static_cast<MemoryTag>(i)));
     }
     PlannedState state(plan, ctx);
+    const auto teacher = teacher_aside(plan, pool);
     state.create();
     // Weights are fetched ahead once their order is known.
     // Memory that passes leave to the next micro batch, the update gives back.
@@ -440,7 +478,7 @@ std::optional<PassMemory> count_passes(const PlanContext& plan,
     for (int pass = 0; pass < passes; ++pass) {
       if (!several && pass > 0) state.rest();
       state.begin_pass();
-      run_pass(plan, ctx, state);
+      run_pass(plan, ctx, state, teacher.get());
       state.end_pass();
       // Weights that stay whole are there during the update, and fetched anew after it.
       if (pass + 1 < passes) state.pieces_changed();
@@ -457,7 +495,7 @@ std::optional<PassMemory> count_passes(const PlanContext& plan,
       state.rest();
       state.pieces_changed();
       state.begin_pass();
-      run_pass(plan, ctx, state);
+      run_pass(plan, ctx, state, teacher.get());
       state.end_pass();
       if (device->account().total_peak() > with_update) out.in_update = false;
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 
 namespace ds {
@@ -23,6 +24,10 @@ struct StepReport {  // a record of plain values, as many as ds_step_report has
   SkipReason skip_reason = SkipReason::kNone;
   bool has_loss = false;  // else `loss` is NaN: the caller's gradients came without one
   double loss = 0;
+  // What it is made of where a teacher takes part, else NaN: the mean loss with the labels, and
+  // temperature^2 x the divergence from the teacher, without their weights.
+  double label_loss = std::numeric_limits<double>::quiet_NaN();
+  double teacher_loss = std::numeric_limits<double>::quiet_NaN();
   double grad_norm = 0;  // before clipping, -1 when not finite
   double lr = 0;
   double loss_scale = 1;

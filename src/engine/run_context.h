@@ -8,6 +8,7 @@
 
 #include "base/thread_pool.h"
 #include "config/config.h"
+#include "engine/teacher.h"
 #include "mesh/mesh.h"
 #include "models/model.h"
 #include "ops/context.h"
@@ -55,6 +56,7 @@ struct RunContext {
   const kernels::GpuPolicy gpu_policy;
   RankGroup experts;  // by their order in a layer; none where every rank has all
   std::shared_ptr<optim::ArrayFactory> arrays;  // null: training state lies in memory
+  std::unique_ptr<Teacher> teacher;             // null: there is none
 };
 
 }  // namespace ds

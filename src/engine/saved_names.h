@@ -20,10 +20,13 @@ inline constexpr const char* kMicroBatches = "accumulation.micro_batches";
 inline constexpr const char* kLossSum = "accumulation.loss_sum";  // mean of the ranks'
 inline constexpr const char* kTokens = "accumulation.tokens";     // the same
 inline constexpr const char* kLosses = "accumulation.losses";     // in that sum, the same
-inline constexpr const char* kSamples = "accumulation.samples";   // of all ranks
+// With a teacher; sums of the same losses' parts, mean of the ranks'.
+inline constexpr const char* kLabelSum = "accumulation.label_loss_sum";
+inline constexpr const char* kTeacherSum = "accumulation.teacher_loss_sum";
+inline constexpr const char* kSamples = "accumulation.samples";  // of all ranks
 // Micro batches of the whole step, where rampup_batch_size and not the configuration says it.
 inline constexpr const char* kRampedUp = "accumulation.ramped_up";
-inline constexpr const char* kRanks = "accumulation.ranks";  // [{"loss_sum", "tokens"}, ...]
+inline constexpr const char* kRanks = "accumulation.ranks";  // [{"loss_sum", "tokens", ...}, ...]
 
 inline constexpr const char* kGradientState = "gradient";
 

@@ -1,5 +1,7 @@
 #include "engine/saved_step.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "base/log.h"
@@ -21,6 +23,11 @@ StepShare restored_share(const RunContext& run, const CheckpointReader& reader,
                 reader.state_int(saved::kMicroBatches)};
   // Before version 0.4 every micro batch had a loss.
   if (reader.has_state(saved::kLosses)) out.losses = reader.state_int(saved::kLosses);
+  // Only where a teacher took part.
+  if (reader.has_state(saved::kLabelSum)) out.label_sum = reader.state_double(saved::kLabelSum);
+  if (reader.has_state(saved::kTeacherSum)) {
+    out.teacher_sum = reader.state_double(saved::kTeacherSum);
+  }
   all_tokens = out.tokens;
   if (!reader.has_state(saved::kRanks)) return out;
   const Json ranks = reader.state_json(saved::kRanks);
@@ -46,10 +53,15 @@ StepShare restored_share(const RunContext& run, const CheckpointReader& reader,
   }
   const Json& own = ranks[own_place];
   // JSON has no NaN and no infinity, which a loss may be.
-  const bool finite = !json_member(own, "loss_sum").is_null();
-  return {finite ? number(own, "loss_sum") : std::nan(""),
-          static_cast<int64_t>(number(own, "tokens")),
-          own.contains("losses") ? static_cast<int64_t>(number(own, "losses")) : out.losses};
+  const auto loss = [&](const char* key) {
+    return json_member(own, key).is_null() ? std::nan("") : number(own, key);
+  };
+  out.loss_sum = loss("loss_sum");
+  out.tokens = static_cast<int64_t>(number(own, "tokens"));
+  if (own.contains("losses")) out.losses = static_cast<int64_t>(number(own, "losses"));
+  if (own.contains("label_sum")) out.label_sum = loss("label_sum");
+  if (own.contains("teacher_sum")) out.teacher_sum = loss("teacher_sum");
+  return out;
 }
 
 // Gradients of an open step carry the loss scale and 1 / gradient_accumulation_steps of the run
@@ -85,20 +97,24 @@ std::vector<StepShare> gather_step_shares(RunContext& run, OpenStep& open) {
   std::vector<StepShare> out(static_cast<size_t>(run.gradient_ranks()));
   if (open.micro_batches == 0) return out;
   const auto own_place = static_cast<size_t>(run.mesh.rank(MeshGroup::kDataContext));
-  out[own_place] = {open.losses.value(), open.tokens, open.losses.count()};
+  StepShare& share = out[own_place];
+  share = {open.losses.value(), open.tokens, open.losses.count(), open.label_losses.value(),
+           open.teacher_losses.value()};
   if (run.gradient_ranks() == 1) return out;
-  const auto numbers = [&](int64_t n) {
+  const std::array numbers = {share.loss_sum, static_cast<double>(share.tokens),
+                              static_cast<double>(share.losses), share.label_sum,
+                              share.teacher_sum};
+  const auto message = [&](int64_t n) {
     return comm::message_memory(*run.gradient_group(), run.model->host(), DType::kFloat64, {n},
                                 MemoryTag::kWorkspace);
   };
-  const Tensor own = numbers(3), all = numbers(int64_t{3} * run.gradient_ranks());
-  own.data<double>()[0] = open.losses.value();
-  own.data<double>()[1] = static_cast<double>(open.tokens);
-  own.data<double>()[2] = static_cast<double>(open.losses.count());
+  const auto count = static_cast<int64_t>(numbers.size());
+  const Tensor own = message(count), all = message(count * run.gradient_ranks());
+  std::copy(numbers.begin(), numbers.end(), own.data<double>());
   run.gradient_group()->all_gather(all, own, {.label = "open step", .blocking = true})->wait();
   for (size_t rank = 0; rank < out.size(); ++rank) {
-    const double* const share = all.data<double>() + 3 * rank;
-    out[rank] = {share[0], static_cast<int64_t>(share[1]), static_cast<int64_t>(share[2])};
+    const double* const of = all.data<double>() + numbers.size() * rank;
+    out[rank] = {of[0], static_cast<int64_t>(of[1]), static_cast<int64_t>(of[2]), of[3], of[4]};
   }
   return out;
 }

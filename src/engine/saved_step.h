@@ -17,7 +17,8 @@ struct RunContext;
 struct StepShare {
   double loss_sum = 0;
   int64_t tokens = 0;
-  int64_t losses = 0;  // in the sum
+  int64_t losses = 0;  // in the sum, and in these two
+  double label_sum = 0, teacher_sum = 0;
 };
 
 // Collective: of all ranks, which a resume with as many ranks gives back to each.

@@ -1,6 +1,7 @@
 #include "engine/step_observer.h"
 
 #include <array>
+#include <cmath>
 
 #include "base/log.h"
 #include "base/text.h"
@@ -40,6 +41,10 @@ void StepObserver::write_monitors(const StepReport& report) {
   std::vector<Metric> metrics;
   const auto add = [&](const char* tag, double value) { metrics.push_back({tag, value}); };
   if (report.has_loss) add("Train/Samples/train_loss", report.loss);
+  if (!std::isnan(report.teacher_loss)) {
+    add("Train/Distillation/label_loss", report.label_loss);
+    add("Train/Distillation/teacher_loss", report.teacher_loss);
+  }
   add("Train/Samples/lr", report.lr);
   add("Train/Samples/loss_scale", report.loss_scale);
   add("Train/Samples/grad_norm", report.grad_norm);
@@ -54,8 +59,12 @@ void StepObserver::write_monitors(const StepReport& report) {
 
 void StepObserver::print(const StepReport& report) const {
   log_info("engine", "step ", report.progress.steps, ", skipped ", report.progress.skipped,
-           report.has_loss ? str_cat(", loss ", report.loss) : std::string(), ", lr ", report.lr,
-           ", gradient norm ", report.grad_norm);
+           report.has_loss ? str_cat(", loss ", report.loss) : std::string(),
+           std::isnan(report.teacher_loss)
+               ? std::string()
+               : str_cat(" (with labels ", report.label_loss, ", with the teacher ",
+                         report.teacher_loss, ")"),
+           ", lr ", report.lr, ", gradient norm ", report.grad_norm);
   if (const std::string line = metrics_.throughput_line(); !line.empty()) {
     log_info("engine", line);
   }

@@ -264,8 +264,9 @@ StepReport Trainer::apply_update() {
   const OpContext ctx = run_.context();
   check_all_have_gradients();
   end_group_on_io_error(run_.world(), [&] { run_.state->reduce(ctx); });
-  StepTotals totals =
-      exchange_totals(run_.model->host(), run_.mesh.placed(MeshGroup::kDataContext), open_);
+  const bool distils = run_.config.distillation.active(open_.progress.steps);
+  StepTotals totals = exchange_totals(run_.model->host(), run_.mesh.placed(MeshGroup::kDataContext),
+                                      open_, distils);
   if (totals.batches == 0) return end_joining();
   observer_.metrics().sum_experts(run_.mesh);
   // The mean over the micro batches that there were.
@@ -273,8 +274,8 @@ StepReport Trainer::apply_update() {
   const double share =
       uneven(totals, open_, run_.gradient_ranks()) ? all / static_cast<double>(totals.batches) : 1;
   finish_fp8_step(run_);
-  const bool mean = run_.state->gradients().op() == ReduceOp::kAverage;
-  const Updater::Outcome outcome = update_state(run_, updater_, mean ? share : 1);
+  const bool averages = run_.state->gradients().op() == ReduceOp::kAverage;
+  const Updater::Outcome outcome = update_state(run_, updater_, averages ? share : 1);
   observer_.metrics().set_extent(outcome.extent);
   observer_.metrics().set_ahead(outcome.ahead);
   if (outcome.applied) {
@@ -289,7 +290,11 @@ StepReport Trainer::apply_update() {
   }
   if (!outcome.applied) run_.state->gradients().drop_rounding_errors();
   product_timing_.finish_step(run_.world());
-  if (run_.mesh.size() == 1) totals.loss_sum = open_.losses.value();  // there when the update is
+  if (run_.mesh.size() == 1) {  // there when the update is
+    totals.loss_sum = open_.losses.value();
+    totals.label_sum = open_.label_losses.value();
+    totals.teacher_sum = open_.teacher_losses.value();
+  }
   warn_of_uncounted_labels(totals);
 
   StepReport report;
@@ -301,7 +306,14 @@ StepReport Trainer::apply_update() {
   report.first_bad_element = outcome.first_bad_element;
   report.first_bad_value = outcome.first_bad_value;
   report.has_loss = totals.losses > 0;
-  report.loss = mean_loss(totals, open_, run_.gradient_ranks(), share);
+  const auto mean = [&](double sum) {
+    return mean_loss(sum, totals, open_, run_.gradient_ranks(), share);
+  };
+  report.loss = mean(totals.loss_sum);
+  if (distils) {
+    report.label_loss = mean(totals.label_sum);
+    report.teacher_loss = mean(totals.teacher_sum);
+  }
   report.tokens = totals.tokens;
   if (!outcome.applied) {
     // A norm that is not finite is reported as -1.

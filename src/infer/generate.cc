@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "base/philox.h"
+#include "comm/message_memory.h"
 #include "infer/decoder.h"
 #include "models/inputs.h"
 
@@ -35,8 +36,11 @@ void complete(const OpContext& ctx, const models::Architecture& architecture,
 // Ranks that make passes together tell each other before each one who has a text to go on with.
 class Turns {
  public:
-  Turns(const OpContext& ctx, const RankGroup& ranks)
-      : ranks_(ranks), goes_on_(host_of(ctx).workspace(DType::kInt32, {1})) {}
+  Turns(const OpContext& ctx, const RankGroup& ranks) : ranks_(ranks) {
+    if (!ranks_) return;
+    goes_on_ = comm::message_memory(*ranks_.comm, host_of(ctx).device, DType::kInt32, {1},
+                                    MemoryTag::kWorkspace);
+  }
 
   // Whether any rank goes on.
   bool take(bool goes_on) {
@@ -49,7 +53,7 @@ class Turns {
 
  private:
   const RankGroup ranks_;
-  const Tensor goes_on_;
+  Tensor goes_on_;
 };
 
 models::ForwardOptions pass_options(const RankGroup& experts) {

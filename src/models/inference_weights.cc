@@ -114,11 +114,7 @@ InferenceWeights::Held InferenceWeights::make_held(const OpContext& ctx, nn::Par
   if (held.quantized && !looked_up) return held;
   const DType type = p.keeps_fp32 ? DType::kFloat32 : compute_type_;
   held.dense = Tensor::empty(ctx.device, type, p.shape, MemoryTag::kParameters);
-  if (type == DType::kFloat32) {
-    copy_tensor(master, held.dense);
-  } else {
-    ops::cast(ctx, master, held.dense);
-  }
+  ops::cast(ctx, master, held.dense);
   return held;
 }
 

@@ -3,15 +3,14 @@
 #include <algorithm>
 #include <cmath>
 
+#include "nn/loss_parts.h"
 #include "nn/profile.h"
 #include "ops/cross_entropy.h"
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
 
 namespace ds::nn {
-namespace {
 
-// On the CPU one after the other; ignored ones are 0.
 Tensor sum_of(const OpContext& ctx, const Tensor& losses) {
   Tensor sum = ctx.workspace(DType::kFloat64, {1});
   if (!on_host(losses)) {
@@ -25,7 +24,17 @@ Tensor sum_of(const OpContext& ctx, const Tensor& losses) {
   return sum;
 }
 
-}  // namespace
+void record_gradient(Tape& tape, const Value& logits, const Tensor& gradient,
+                     const std::shared_ptr<GradientSlot>& slot) {
+  tape.record([gradient, shape = logits.data.shape(), in = logits.slot,
+               expected = tape.loss_gradient(), slot](Tape& t) {
+    if (!*slot) return;
+    const float upstream = *slot->gradient().data<float>();
+    Tensor dlogits = gradient;
+    if (upstream != expected) ops::scale(t.ctx(), dlogits, upstream / expected, dlogits);
+    in->add(t.ctx(), dlogits.view(shape), true);
+  });
+}
 
 Labels place_labels(const Tensor& labels, const std::shared_ptr<Device>& device) {
   DS_CHECK(on_host(labels), Code::kInternal, "labels are read on the host");
@@ -61,14 +70,7 @@ SummedLoss summed_cross_entropy(Tape& tape, const Value& logits, const Labels& l
   SummedLoss out{sum_of(tape.ctx(), losses), nullptr};
   if (tape.recording()) out.slot = std::make_shared<GradientSlot>();
   if (!fused) return out;
-  tape.record([gradient, shape = logits.data.shape(), in = logits.slot,
-               expected = tape.loss_gradient(), slot = out.slot](Tape& t) {
-    if (!*slot) return;
-    const float upstream = *slot->gradient().data<float>();
-    Tensor dlogits = gradient;
-    if (upstream != expected) ops::scale(t.ctx(), dlogits, upstream / expected, dlogits);
-    in->add(t.ctx(), dlogits.view(shape), true);
-  });
+  record_gradient(tape, logits, gradient, out.slot);
   return out;
 }
 

@@ -73,7 +73,7 @@ OFFSET(ds_dataset_info, struct_size, 0);
 OFFSET(ds_dataset_info, samples, 8);
 OFFSET(ds_dataset_info, sequence_length, 16);
 
-SIZE(ds_step_report, 136);
+SIZE(ds_step_report, 152);
 OFFSET(ds_step_report, struct_size, 0);
 OFFSET(ds_step_report, step, 8);
 OFFSET(ds_step_report, micro_steps, 16);
@@ -92,6 +92,8 @@ OFFSET(ds_step_report, first_bad_value, 104);
 OFFSET(ds_step_report, forward_seconds, 112);
 OFFSET(ds_step_report, backward_seconds, 120);
 OFFSET(ds_step_report, update_seconds, 128);
+OFFSET(ds_step_report, label_loss, 136);
+OFFSET(ds_step_report, teacher_loss, 144);
 
 SIZE(ds_engine_info, 72);
 OFFSET(ds_engine_info, struct_size, 0);

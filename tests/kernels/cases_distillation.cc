@@ -14,8 +14,8 @@ struct Setting {
   double deviation;  // of the logits
 
   std::string name() const {
-    return str_cat("distillation/", type_name(student), "/from ", type_name(teacher), "/", rows, "x",
-                   columns, "/valid", valid, "/", labels, "+", teacher_weight, "/temperature",
+    return str_cat("distillation/", type_name(student), "/from ", type_name(teacher), "/", rows,
+                   "x", columns, "/valid", valid, "/", labels, "+", teacher_weight, "/temperature",
                    temperature, "/scale", deviation);
   }
   ops::DistillationWeights weights() const {
@@ -71,8 +71,7 @@ CaseResult check_distillation(const OpContext& ctx, uint64_t seed, const Setting
   const double unit = 0x1p-24, t = weights.temperature;
   for (size_t i = 0; i < rows; ++i) {
     const double* const x = d.x.data() + i * columns;
-    const double* const z =
-        d.z.data() + i * static_cast<size_t>(s.teacher_columns);
+    const double* const z = d.z.data() + i * static_cast<size_t>(s.teacher_columns);
     const auto label = d.label(static_cast<int64_t>(i));
     const auto row = kernels::distillation_ref(x, z, label, s.valid, t);
     hard[i] = row.cross_entropy;
@@ -104,8 +103,8 @@ CaseResult check_distillation(const OpContext& ctx, uint64_t seed, const Setting
         sum_z += std::exp((z[k] - z[j]) / t);
       }
       const double both = scale * weights.teacher * t * (1 / sum_x + 1 / sum_z);
-      const double own = static_cast<int32_t>(j) == label ? scale * weights.labels
-                                                          : std::abs(parts[j]);
+      const double own =
+          static_cast<int32_t>(j) == label ? scale * weights.labels : std::abs(parts[j]);
       allowed[i * columns + j] = (both + own) * exponential +
                                  storage_roundoff(s.student) * std::abs(dlogits[i * columns + j]);
     }
@@ -114,8 +113,8 @@ CaseResult check_distillation(const OpContext& ctx, uint64_t seed, const Setting
   Tensor logits = copy_of(d.logits);
   Tensor first = guarded_tensor(DType::kFloat32, {s.rows});
   Tensor second = guarded_tensor(DType::kFloat32, {s.rows});
-  ops::distillation(ctx, logits,
-                    {d.teacher, d.labels, s.valid, s.weights(), scale}, {first, second});
+  ops::distillation(ctx, logits, {d.teacher, d.labels, s.valid, s.weights(), scale},
+                    {first, second});
   compare(result, "cross_entropy", first, hard, {1, 1e-38}, hard_allowed);
   compare(result, "divergence", second, soft, {1, 1e-38}, soft_allowed);
   compare(result, "dlogits", logits, dlogits, {1, 1e-37}, allowed);
@@ -126,9 +125,7 @@ CaseResult check_distillation(const OpContext& ctx, uint64_t seed, const Setting
     const int64_t end = std::min(begin + 3, s.rows);
     const auto cut = [&](const Tensor& whole) { return whole.slice(0, begin, end); };
     Tensor x = cut(parts), a = cut(part_first), b = cut(part_second);
-    ops::distillation(ctx, x,
-                      {cut(d.teacher), cut(d.labels), s.valid, s.weights(), scale},
-                      {a, b});
+    ops::distillation(ctx, x, {cut(d.teacher), cut(d.labels), s.valid, s.weights(), scale}, {a, b});
   }
   compare(result, "dlogits by slices", parts, doubles(logits), {});
   compare(result, "cross_entropy by slices", part_first, doubles(first), {});
@@ -143,18 +140,17 @@ CaseResult distillation_gradient(const OpContext& ctx, uint64_t seed, const Sett
   const auto objective = [&](const std::vector<double>& x) {
     double total = 0;
     for (int64_t i = 0; i < s.rows; ++i) {
-      const auto row = kernels::distillation_ref(
-          x.data() + i * s.columns, d.z.data() + i * s.teacher_columns,
-          d.label(i), s.valid,
-          weights.temperature);
+      const auto row =
+          kernels::distillation_ref(x.data() + i * s.columns, d.z.data() + i * s.teacher_columns,
+                                    d.label(i), s.valid, weights.temperature);
       total += weights.labels * row.cross_entropy + weights.teacher * row.divergence;
     }
     return total * scale;
   };
   Tensor logits = copy_of(d.logits);
   Tensor first = guarded_tensor(DType::kFloat32, {s.rows}), second = copy_of(first);
-  ops::distillation(ctx, logits,
-                    {d.teacher, d.labels, s.valid, s.weights(), scale}, {first, second});
+  ops::distillation(ctx, logits, {d.teacher, d.labels, s.valid, s.weights(), scale},
+                    {first, second});
   // The reference ignores padding columns, so their differences are 0 whatever they hold.
   std::vector<double> x = d.x;
   for (double& value : x) value = std::isinf(value) ? 1 : value;
@@ -185,20 +181,16 @@ CaseResult check_special_distillation(const OpContext& ctx, uint64_t seed, DType
   const double nan = std::nan("");
   std::vector<double> hard(kRows, nan), soft(kRows, nan), dlogits(kRows * kColumns, nan);
   for (size_t i = 0; i < 2; ++i) {
-    const auto ref =
-        kernels::distillation_ref(student(i), teacher(i), 2099, kColumns, 2);
+    const auto ref = kernels::distillation_ref(student(i), teacher(i), 2099, kColumns, 2);
     hard[i] = ref.cross_entropy;
     soft[i] = ref.divergence;
-    kernels::distillation_backward_ref(
-        {student(i), teacher(i), 2099, kColumns, kColumns}, {1, 0.5, 2}, 1,
-        dlogits.data() + i * kColumns);
+    kernels::distillation_backward_ref({student(i), teacher(i), 2099, kColumns, kColumns},
+                                       {1, 0.5, 2}, 1, dlogits.data() + i * kColumns);
   }
-  hard[3] = kernels::distillation_ref(student(3), student(3), 2099, kColumns, 2)
-                .cross_entropy;
+  hard[3] = kernels::distillation_ref(student(3), student(3), 2099, kColumns, 2).cross_entropy;
   Tensor first = guarded_tensor(DType::kFloat32, {kRows}), second = copy_of(first);
   Tensor logits = copy_of(d.logits);
-  ops::distillation(ctx, logits, {d.teacher, d.labels, kColumns, {1, 0.5f, 2}, 1},
-                    {first, second});
+  ops::distillation(ctx, logits, {d.teacher, d.labels, kColumns, {1, 0.5f, 2}, 1}, {first, second});
   CaseResult result;
   compare(result, "cross_entropy", first, hard, {1e-5, 0});
   compare(result, "divergence", second, soft, {1e-5, 1e-6});

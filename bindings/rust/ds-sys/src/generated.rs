@@ -1611,7 +1611,9 @@ extern "C" {
     #[doc = "                      passes of one micro batch counted by running them over no memory),"]
     #[doc = "                      \"host_memory_per_rank\" (with offload_optimizer, of ranks with a GPU),"]
     #[doc = "                      \"files_per_rank\" (with device nvme) and \"moved_per_step\" (a list of"]
-    #[doc = "                      collectives: bytes that a rank sends within its node and across). With"]
+    #[doc = "                      collectives: bytes that a rank sends within its node and across); with the"]
+    #[doc = "                      configuration's distillation \"teacher\" (\"parameters\", \"active_parameters\","]
+    #[doc = "                      \"weights\", \"bytes\" that each rank holds, \"flops_per_token\"). With"]
     #[doc = "                      \"compare\" also \"fits\", \"shortages\" (\"place\", \"limit\", \"needed_bytes\","]
     #[doc = "                      \"available_bytes\") and \"remedies\", three at most, cheapest first (\"merge\":"]
     #[doc = "                      what to merge into the configuration, \"fits\", \"needed_bytes\","]
@@ -2882,6 +2884,8 @@ extern "C" {
     #[doc = "     \"kv_pool_tokens\": 0, tokens that the blocks of a call hold at most, rounded down to whole"]
     #[doc = "     blocks, 0 = any number. The text is the same, bit for bit."]
     #[doc = " @param out_generator  keeps the model alive while it runs the model's own weights"]
+    #[doc = " While an engine trains the model and its ranks share experts (expert_parallel), every rank makes"]
+    #[doc = " the calls that run the model's own weights, each with texts of its own."]
     #[doc = " Errors: DS_ERR_CONFIG, DS_ERR_INVALID_ARGUMENT (weights that are not finite), DS_ERR_IO (the"]
     #[doc = " file), DS_ERR_STATE, DS_ERR_UNSUPPORTED (own parameters; weights spread over processes in a"]
     #[doc = " prepared form, which every process would have to make: copy the model first; kv_block_tokens of a"]
@@ -3627,12 +3631,17 @@ pub struct ds_step_report {
     pub backward_seconds: f64,
     #[doc = "< in ds_engine_step"]
     pub update_seconds: f64,
+    #[doc = "< with the configuration's distillation, what `loss` is made of"]
+    #[doc = "besides losses of routers: mean loss with the labels; else NaN"]
+    pub label_loss: f64,
+    #[doc = "< kd_temp^2 x mean divergence from the teacher; else NaN"]
+    pub teacher_loss: f64,
 }
 #[test]
 fn bindgen_test_layout_ds_step_report() {
     assert_eq!(
         ::std::mem::size_of::<ds_step_report>(),
-        136usize,
+        152usize,
         concat!("Size of: ", stringify!(ds_step_report))
     );
     assert_eq!(
@@ -3946,6 +3955,40 @@ fn bindgen_test_layout_ds_step_report() {
         );
     }
     test_field_update_seconds();
+    fn test_field_label_loss() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_step_report>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).label_loss) as usize - ptr as usize
+            },
+            136usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_step_report),
+                "::",
+                stringify!(label_loss)
+            )
+        );
+    }
+    test_field_label_loss();
+    fn test_field_teacher_loss() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_step_report>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).teacher_loss) as usize - ptr as usize
+            },
+            144usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_step_report),
+                "::",
+                stringify!(teacher_loss)
+            )
+        );
+    }
+    test_field_teacher_loss();
 }
 impl Default for ds_step_report {
     fn default() -> Self {

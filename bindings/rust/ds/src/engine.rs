@@ -74,6 +74,11 @@ pub struct StepReport {
     pub backward_seconds: f64,
     /// In [`Engine::step`].
     pub update_seconds: f64,
+    /// With the configuration's `distillation`, what `loss` is made of besides losses of routers:
+    /// mean loss with the labels; else NaN.
+    pub label_loss: f64,
+    /// kd_temp^2 x mean divergence from the teacher; else NaN.
+    pub teacher_loss: f64,
     /// The first gradient that was not finite.
     pub first_bad: Option<BadGradient>,
 }
@@ -102,6 +107,8 @@ impl StepReport {
             forward_seconds: raw.forward_seconds,
             backward_seconds: raw.backward_seconds,
             update_seconds: raw.update_seconds,
+            label_loss: raw.label_loss,
+            teacher_loss: raw.teacher_loss,
             first_bad: bad,
         }
     }

@@ -20,6 +20,8 @@ package io.ds;
  * @param forwardSeconds of {@code seconds}, with the configuration's wall_clock_breakdown: in forward passes; else 0
  * @param backwardSeconds in backward passes
  * @param updateSeconds in the optimizer's step
+ * @param labelLoss with the configuration's distillation, mean loss with the labels; else NaN
+ * @param teacherLoss kd_temp^2 x mean divergence from the teacher; else NaN
  */
 public record StepReport(
     long step,
@@ -38,7 +40,9 @@ public record StepReport(
     double firstBadValue,
     double forwardSeconds,
     double backwardSeconds,
-    double updateSeconds) {
+    double updateSeconds,
+    double labelLoss,
+    double teacherLoss) {
   static StepReport of(ds_step_report from) {
     return new StepReport(
         from.getStep(),
@@ -57,6 +61,8 @@ public record StepReport(
         from.getFirst_bad_value(),
         from.getForward_seconds(),
         from.getBackward_seconds(),
-        from.getUpdate_seconds());
+        from.getUpdate_seconds(),
+        from.getLabel_loss(),
+        from.getTeacher_loss());
   }
 }
