@@ -82,13 +82,11 @@ typedef struct ds_step_report {
                                     -1 */
   int64_t first_bad_element;   /**< its row-major index in that parameter, else -1 */
   double first_bad_value;      /**< that gradient: NaN or an infinity, else 0 */
-  double forward_seconds;      /**< of `seconds`, with the configuration's wall_clock_breakdown: in
-                                    forward passes; else 0 */
+  double forward_seconds;      /**< of `seconds`, with wall_clock_breakdown (else 0): forward */
   double backward_seconds;     /**< in backward passes */
   double update_seconds;       /**< in ds_engine_step */
-  double label_loss;           /**< with the configuration's distillation, what `loss` is made of
-                                    besides losses of routers: mean loss with the labels; else NaN */
-  double teacher_loss;         /**< kd_temp^2 x mean divergence from the teacher; else NaN */
+  double label_loss;           /**< with distillation the mean loss with the labels, else NaN */
+  double teacher_loss;         /**< the same of kd_temp^2 x the divergence from the teacher */
 } ds_step_report;
 /** A ds_step_report to be filled. */
 #define DS_STEP_REPORT_INIT \

@@ -14,6 +14,7 @@
 #include "models/inputs.h"
 #include "models/saved_model.h"
 #include "models/weights.h"
+#include "ops/distillation.h"
 
 namespace ds::zero_test {
 namespace {

@@ -3624,17 +3624,15 @@ pub struct ds_step_report {
     pub first_bad_element: i64,
     #[doc = "< that gradient: NaN or an infinity, else 0"]
     pub first_bad_value: f64,
-    #[doc = "< of `seconds`, with the configuration's wall_clock_breakdown: in"]
-    #[doc = "forward passes; else 0"]
+    #[doc = "< of `seconds`, with wall_clock_breakdown (else 0): forward"]
     pub forward_seconds: f64,
     #[doc = "< in backward passes"]
     pub backward_seconds: f64,
     #[doc = "< in ds_engine_step"]
     pub update_seconds: f64,
-    #[doc = "< with the configuration's distillation, what `loss` is made of"]
-    #[doc = "besides losses of routers: mean loss with the labels; else NaN"]
+    #[doc = "< with distillation the mean loss with the labels, else NaN"]
     pub label_loss: f64,
-    #[doc = "< kd_temp^2 x mean divergence from the teacher; else NaN"]
+    #[doc = "< the same of kd_temp^2 x the divergence from the teacher"]
     pub teacher_loss: f64,
 }
 #[test]
