@@ -1,5 +1,5 @@
-// The options --device, --weights, --group-size, --weights-folder, --max-in-cpu, --threads,
-// --kv-block-tokens and --kv-pool-tokens of what runs a model without training it.
+// The options --device, --weights, --group-size, --weights-folder, --max-in-cpu, --read-ahead,
+// --threads, --kv-block-tokens and --kv-pool-tokens of what runs a model without training it.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -17,6 +17,7 @@ struct WeightOptions {
   int64_t group_size = 64;
   std::string folder;  // of a file that weights rest in; empty = memory
   int64_t max_in_cpu = 0;
+  int64_t read_ahead = 100'000'000;  // elements
   std::optional<int64_t> threads;
   int64_t kv_block_tokens = 0;  // 0 = one piece
   int64_t kv_pool_tokens = 0;   // 0 = any number
