@@ -19,6 +19,7 @@ inline zero::TrainState& train_state(models::Model& model) {
 
 // A whole fp32 master in place, whoever holds it.
 inline Tensor master_of(models::Model& model, nn::ParamId id) {
+  model.weights().make(model.context());
   return model.read(model.context(), id);
 }
 

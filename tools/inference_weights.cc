@@ -43,6 +43,10 @@ void add_weight_options(CLI::App& sub, WeightOptions& o, bool threads) {
                  "elements of them that stay in memory all the same, with --weights-folder")
       ->check(at_least(0))
       ->capture_default_str();
+  sub.add_option("--read-ahead", o.read_ahead,
+                 "elements of them that are read before they are used, with --weights-folder")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 28))
+      ->capture_default_str();
   if (!threads) return;
   sub.add_option("--threads", o.threads, "CPU threads; default: all that may be used")
       ->check(at_least(1));
@@ -79,7 +83,8 @@ libds::Generator make_generator(libds::Model model, const WeightOptions& o) {
     form["offload_param"] = {{"device", "nvme"},
                              {"nvme_path", o.folder},
                              {"max_in_cpu", o.max_in_cpu},
-                             {"buffer_count", 1}};  // of 10^8 elements, that are read ahead at most
+                             {"buffer_count", 1},
+                             {"buffer_size", o.read_ahead}};
   }
   return libds::Generator(model, form.dump());
 }

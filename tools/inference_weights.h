@@ -1,6 +1,6 @@
 // The options --device, --weights, --group-size, --int8-activations, --weights-folder,
-// --max-in-cpu, --threads, --kv-block-tokens and --kv-pool-tokens of what runs a model without
-// training it.
+// --max-in-cpu, --read-ahead, --threads, --kv-block-tokens and --kv-pool-tokens of what runs a model
+// without training it.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -19,6 +19,7 @@ struct WeightOptions {
   bool int8_activations = false;
   std::string folder;  // of a file that weights rest in; empty = memory
   int64_t max_in_cpu = 0;
+  int64_t read_ahead = 100'000'000;  // elements
   std::optional<int64_t> threads;
   int64_t kv_block_tokens = 0;  // 0 = one piece
   int64_t kv_pool_tokens = 0;   // 0 = any number

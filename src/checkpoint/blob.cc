@@ -223,11 +223,14 @@ uint64_t BlobReader::chunk_end(uint64_t index) const {
   return std::min<uint64_t>(record_.size, (index + 1) * record_.chunk_bytes);
 }
 
-std::optional<uint64_t> BlobReader::read(uint64_t offset, std::span<std::byte> out) const {
+std::optional<uint64_t> BlobReader::read(uint64_t offset, std::span<std::byte> out,
+                                         bool ahead) const {
   DS_CHECK(offset <= record_.size && out.size() <= record_.size - offset, Code::kInternal,
            "a read of ", out.size(), " bytes at ", offset, " leaves ", record_.file);
-  if (const auto done = ahead_->read(path_, record_, offset, out.size(), out.data())) {
-    return done->damaged;
+  if (ahead) {
+    if (const auto done = ahead_->read(path_, record_, offset, out.size(), out.data())) {
+      return done->damaged;
+    }
   }
   while (!out.empty()) {
     const uint64_t index = offset / record_.chunk_bytes;

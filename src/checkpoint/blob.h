@@ -101,8 +101,9 @@ class BlobReader {
              std::shared_ptr<OpenFiles> files, std::shared_ptr<ReadAhead> ahead);
 
   // Fills `out` from `offset`, checking every chunk it touches. Returns the index of the first
-  // damaged chunk; then `out` is not to be used.
-  [[nodiscard]] std::optional<uint64_t> read(uint64_t offset, std::span<std::byte> out) const;
+  // damaged chunk; then `out` is not to be used. Who reads in order has what follows read `ahead`.
+  [[nodiscard]] std::optional<uint64_t> read(uint64_t offset, std::span<std::byte> out,
+                                             bool ahead = true) const;
   // Reads one chunk; false when it does not match its checksum.
   bool read_chunk(uint64_t index, std::vector<std::byte>* bytes) const;
 

@@ -6,6 +6,9 @@
 namespace ds {
 namespace {
 
+// Read at a time of what goes to a sink by ordinary calls; whole elements of every type.
+constexpr int64_t kPieceBytes = int64_t{4} << 20;
+
 // Where a box begins in the flattened tensor when its elements are neighbours there.
 std::optional<int64_t> contiguous_begin(const Box& box, std::span<const int64_t> shape) {
   int64_t begin = 0, stride = 1;
@@ -45,9 +48,11 @@ bool overlap(std::span<const BlobPart> parts) {
 
 }  // namespace
 
-void CheckpointReader::read_all(std::span<const TensorTarget> targets) const {
+// What lies in which blob of the targets whose tensors' slices are ranges of them; the others are
+// `scattered`. Without `places` parts are only checked.
+std::vector<std::vector<BlobPart>> CheckpointReader::parts_of(
+    std::span<const TensorTarget> targets, bool places, std::vector<size_t>& scattered) const {
   std::vector<std::vector<BlobPart>> parts(blobs_.size());
-  std::vector<size_t> scattered;  // targets with a slice that is not a range of the tensor
   for (size_t i = 0; i < targets.size(); ++i) {
     const TensorRecord& tensor = *targets[i].tensor;
     const TensorMeta& meta = tensor.meta;
@@ -74,11 +79,19 @@ void CheckpointReader::read_all(std::span<const TensorTarget> targets) const {
       const uint64_t end =
           std::min(at + slice.range.length, static_cast<uint64_t>(wanted.end) * size);
       if (begin >= end) continue;
+      const bool here = places && !sinks;
       parts[slice.range.blob].push_back({slice.range.offset + begin - at, end - begin,
-                                         sinks ? nullptr : targets[i].out.data() + (begin - from),
-                                         sinks ? &targets[i].sink : nullptr, begin - from, i});
+                                         here ? targets[i].out.data() + (begin - from) : nullptr,
+                                         places && sinks ? &targets[i].sink : nullptr, begin - from,
+                                         i});
     }
   }
+  return parts;
+}
+
+void CheckpointReader::read_all(std::span<const TensorTarget> targets) const {
+  std::vector<size_t> scattered;
+  std::vector<std::vector<BlobPart>> parts = parts_of(targets, true, scattered);
   for (size_t blob = 0; blob < parts.size(); ++blob) {
     sort_by_place(parts[blob]);
     read_parts(*blobs_[blob], parts[blob], targets);
@@ -90,16 +103,22 @@ void CheckpointReader::read_all(std::span<const TensorTarget> targets) const {
       read_range(*target.tensor, wanted.begin, wanted.end, target.out);
       continue;
     }
-    std::vector<std::byte> bytes(
-        static_cast<size_t>((wanted.end - wanted.begin) * dtype_size(target.tensor->meta.dtype)));
-    read_range(*target.tensor, wanted.begin, wanted.end, bytes);
-    target.sink(0, bytes);
+    const int64_t size = dtype_size(target.tensor->meta.dtype);
+    const int64_t piece = kPieceBytes / size;
+    std::vector<std::byte> bytes;
+    for (int64_t begin = wanted.begin, end; begin < wanted.end; begin = end) {
+      end = std::min(wanted.end, begin + piece);
+      bytes.resize(static_cast<size_t>((end - begin) * size));
+      read_range(*target.tensor, begin, end, bytes);
+      target.sink(static_cast<uint64_t>((begin - wanted.begin) * size), bytes);
+    }
   }
 }
 
 void CheckpointReader::check_all(std::span<const TensorTarget> targets) const {
-  std::vector<std::vector<BlobPart>> parts(blobs_.size());
-  for (size_t i = 0; i < targets.size(); ++i) {
+  std::vector<size_t> scattered;
+  std::vector<std::vector<BlobPart>> parts = parts_of(targets, false, scattered);
+  for (const size_t i : scattered) {
     for (const TensorSlice& slice : targets[i].tensor->slices) {
       if (slice.range.length == 0) continue;
       parts[slice.range.blob].push_back(
@@ -147,13 +166,17 @@ void CheckpointReader::read_parts(const BlobReader& blob, std::span<const BlobPa
   const auto index = static_cast<uint32_t>(&record - manifest_->blobs.data());
   std::vector<std::byte> scratch;
   for (const BlobPart& part : parts) {
-    std::span<std::byte> out(part.target, static_cast<size_t>(part.bytes));
-    if (part.target == nullptr) {
-      scratch.resize(static_cast<size_t>(part.bytes));
-      out = scratch;
+    if (part.target != nullptr) {
+      read_blob({index, part.offset, part.bytes}, {part.target, static_cast<size_t>(part.bytes)},
+                name(part));
+      continue;
     }
-    read_blob({index, part.offset, part.bytes}, out, name(part));
-    if (part.sink != nullptr) (*part.sink)(part.at, out);
+    for (uint64_t done = 0, bytes; done < part.bytes; done += bytes) {
+      bytes = std::min<uint64_t>(part.bytes - done, kPieceBytes);
+      scratch.resize(static_cast<size_t>(bytes));
+      read_blob({index, part.offset + done, bytes}, scratch, name(part));
+      if (part.sink != nullptr) (*part.sink)(part.at + done, scratch);
+    }
   }
 }
 

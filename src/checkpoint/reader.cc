@@ -173,6 +173,11 @@ const TensorRecord& CheckpointReader::tensor(std::string_view name, TensorKind k
 
 void CheckpointReader::read(const TensorRecord& tensor, const Box& box,
                             std::span<std::byte> out) const {
+  read_box(tensor, box, out, true);
+}
+
+void CheckpointReader::read_box(const TensorRecord& tensor, const Box& box,
+                                std::span<std::byte> out, bool ahead) const {
   const TensorMeta& meta = tensor.meta;
   check_box(box, meta.shape, Code::kInvalidArgument, meta.text());
   const int64_t size = dtype_size(meta.dtype);
@@ -188,7 +193,8 @@ void CheckpointReader::read(const TensorRecord& tensor, const Box& box,
       const BlobRange range{slice.range.blob,
                             slice.range.offset + static_cast<uint64_t>(from * size),
                             static_cast<uint64_t>(count * size)};
-      read_blob(range, out.subspan(static_cast<size_t>(to * size), range.length), meta.text());
+      read_blob(range, out.subspan(static_cast<size_t>(to * size), range.length), meta.text(),
+                ahead);
     });
   }
 }
@@ -211,10 +217,25 @@ void CheckpointReader::read_range(const TensorRecord& tensor, int64_t begin, int
   }
 }
 
+// Large ones past the page cache, as many tensors are read.
+void CheckpointReader::read_slice(const TensorRecord& tensor, int64_t begin, int64_t end,
+                                  std::span<std::byte> out) const {
+  if (out.size() >= BulkRead::kLeastBytes) {
+    const TensorTarget target{&tensor, out, {}, ElementRange{begin, end}};
+    return read_all({&target, 1});
+  }
+  const int64_t size = dtype_size(tensor.meta.dtype);
+  for (const Box& box : boxes_of_range(tensor.meta.shape, begin, end)) {
+    const auto n = static_cast<size_t>(box.elements() * size);
+    read_box(tensor, box, out.first(n), false);
+    out = out.subspan(n);
+  }
+}
+
 void CheckpointReader::read_blob(const BlobRange& range, std::span<std::byte> out,
-                                 std::string_view item) const {
+                                 std::string_view item, bool ahead) const {
   const BlobReader& blob = *blobs_[range.blob];
-  if (const auto bad = blob.read(range.offset, out)) fail_damaged(blob, *bad, item);
+  if (const auto bad = blob.read(range.offset, out, ahead)) fail_damaged(blob, *bad, item);
 }
 
 void CheckpointReader::fail_damaged(const BlobReader& blob, uint64_t chunk,

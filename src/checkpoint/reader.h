@@ -80,6 +80,11 @@ class CheckpointReader {
   void read_range(const TensorRecord& tensor, int64_t begin, int64_t end,
                   std::span<std::byte> out) const;
 
+  // The same of a range beside which nothing is wanted: the chunks that it lies in are read, and
+  // not what follows.
+  void read_slice(const TensorRecord& tensor, int64_t begin, int64_t end,
+                  std::span<std::byte> out) const;
+
   // All of them in the order of the files, at the speed of the disk: large ones arrive in their
   // places without a copy. After an error the targets hold anything.
   void read_all(std::span<const TensorTarget> targets) const;
@@ -112,7 +117,12 @@ class CheckpointReader {
                                       const CheckpointReadOptions& options);
   const StateRecord& state(std::string_view name, StateType type) const;
   std::string state_value(std::string_view name, StateType type) const;
-  void read_blob(const BlobRange& range, std::span<std::byte> out, std::string_view item) const;
+  void read_blob(const BlobRange& range, std::span<std::byte> out, std::string_view item,
+                 bool ahead = true) const;
+  void read_box(const TensorRecord& tensor, const Box& box, std::span<std::byte> out,
+                bool ahead) const;
+  std::vector<std::vector<BlobPart>> parts_of(std::span<const TensorTarget> targets, bool places,
+                                              std::vector<size_t>& scattered) const;
   void read_parts(const BlobReader& blob, std::span<const BlobPart> parts,
                   std::span<const TensorTarget> targets) const;
   [[noreturn]] void fail_damaged(const BlobReader& blob, uint64_t chunk,

@@ -2,6 +2,7 @@
 
 #include <string_view>
 
+#include "base/text.h"
 #include "engine/open_step.h"
 #include "engine/parameter_scopes.h"
 #include "engine/run_context.h"
@@ -61,14 +62,35 @@ void ParameterValues::set_local(const std::string& name, const std::string& what
   if (what == kParameterValues) {
     const OpContext ctx = run_.context();
     zero::TrainState& state = *run_.state;
-    state.masters().write_owned(ctx, id, 0, run_.operand(values));
-    state.weights().follow_owned_master(ctx, id);
-    return;
+    return set_values(name, [&] {
+      state.masters().write_owned(ctx, id, 0, run_.operand(values));
+      state.weights().follow_owned_master(ctx, id);
+    });
   }
   if (!run_.state->arrays().holds(run_.trainable(name))) return;
   const size_t place = updater_.place(id);
   const optim::OwnedRange owned = updater_.optimizer().owned(place);
-  updater_.optimizer().write_state_range(place, what, owned.begin, owned.end, values.data<float>());
+  set_values(name, [&] {
+    updater_.optimizer().write_state_range(place, what, owned.begin, owned.end,
+                                           values.data<float>());
+  });
+}
+
+// Values in files may be written in part when that fails: like a load that failed, nobody may go on
+// with what is there. All is written when it returns, so that it is told here.
+void ParameterValues::set_values(const std::string& name, const std::function<void()>& body) {
+  try {
+    run_.state->set_values([&] {
+      body();
+      updater_.optimizer().flush();
+    });
+  } catch (const Error& error) {
+    if (run_.state->half_written()) {
+      run_.model->set_incomplete(
+          str_cat("setting values of ", printable(name), " failed half way: ", error.message()));
+    }
+    throw;
+  }
 }
 
 void ParameterValues::set_local_gradient(const std::string& name, const Tensor& values) {
@@ -132,8 +154,10 @@ void ParameterValues::set_optimizer_state(const std::string& name, const std::st
   const size_t place = updater_.place(id);
   const optim::OwnedRange owned = optimizer.owned(place);
   if (owned.begin == owned.end && value.elements() > 0) return;
-  optimizer.write_state_range(place, state, owned.begin, owned.end,
-                              value.data<float>() + owned.begin);
+  set_values(name, [&] {
+    optimizer.write_state_range(place, state, owned.begin, owned.end,
+                                value.data<float>() + owned.begin);
+  });
 }
 
 }  // namespace ds

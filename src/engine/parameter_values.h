@@ -2,6 +2,7 @@
 // the optimizer.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,7 @@ class ParameterValues {
 
  private:
   nn::ParamId held_like(nn::ParamId id) const;
+  void set_values(const std::string& name, const std::function<void()>& body);
   void set_local_gradient(const std::string& name, const Tensor& values);
 
   RunContext& run_;

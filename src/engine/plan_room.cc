@@ -56,7 +56,7 @@ PlanRoom room_here(int local_ranks) {
 }
 
 int64_t host_bytes(const PlanContext& plan, const MemoryPlan& memory) {
-  return plan.on_gpu() ? memory.host.total() : memory.device.total();
+  return plan.on_gpu() ? memory.host.total() : std::max(memory.device.total(), memory.reserved);
 }
 int64_t gpu_bytes(const PlanContext& plan, const MemoryPlan& memory) {
   return plan.on_gpu() ? memory.device.total() : 0;
@@ -122,6 +122,9 @@ std::string describe_plan(const PlanContext& plan, const MemoryPlan& memory) {
     row(use.name, memory.device.*use.bytes, memory.host.*use.bytes, memory.files.*use.bytes);
   }
   row("total", memory.device.total(), memory.host.total(), memory.files.total());
+  if (!plan.on_gpu() && memory.reserved > memory.device.total()) {
+    out += str_cat("  in blocks of the system: ", format_bytes(memory.reserved), "\n");
+  }
   return out;
 }
 

@@ -22,7 +22,9 @@ struct PlanRoom {
 // That of this machine.
 PlanRoom room_here(int local_ranks);
 
-// What a plan takes of the host's memory, and of a GPU's.
+// What a plan takes of the host's memory, and of a GPU's. Where a rank computes in the host's
+// memory this is what it takes from the system: what accounts say is less, by blocks that are
+// rounded up and kept between uses.
 int64_t host_bytes(const PlanContext& plan, const MemoryPlan& memory);
 int64_t gpu_bytes(const PlanContext& plan, const MemoryPlan& memory);
 

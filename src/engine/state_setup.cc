@@ -116,7 +116,6 @@ void place_weights(RunContext& run) {
   const bool several = run.mesh.size() > 1 || weights_in_files(run.config);
   const bool stored = run.arrays && run.arrays->makes(optim::ArrayRole::kMasters);
   zero::TrainState& state = *run.state;
-  if (!several && !offload && !stored) state.make(run.context());
   state.place_arrays(run.arrays);
   CallerTypes types{compute_type_of(run.config), {}};
   if (!run.model->has_architecture()) {
@@ -126,6 +125,8 @@ void place_weights(RunContext& run) {
   const DType compute = types.compute;
   const bool some_fp32 = std::find(types.fp32.begin(), types.fp32.end(), true) != types.fp32.end();
   const zero::MasterForm masters = masters_of(run, compute, some_fp32);
+  const bool fp32_masters = masters == zero::MasterForm::kFp32;
+  if (!several && !offload && !stored && fp32_masters) state.make(run.context());
   if (several) {
     zero::ShareOptions options = share_options_of(run);
     options.fp32 = types.fp32;

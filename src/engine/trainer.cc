@@ -30,7 +30,7 @@ Updater::Outcome update_state(RunContext& run, Updater& updater, double share) {
                           [&] { outcome = updater.update(run.context(), state, share); });
     return outcome;
   } catch (const Error& error) {
-    if (state.half_updated()) {
+    if (state.half_written()) {
       run.model->set_incomplete(str_cat("an update failed half way: ", error.message()));
     }
     throw;

@@ -168,10 +168,8 @@ class FileWeights : public nn::WeightLoader {
   std::shared_ptr<const nn::WeightLoader> rest_;
 };
 
-// Elements [begin, end) of the tensor as the file orders them, in fp32.
-Tensor external_piece(const OpContext& ctx, const Tensor& master, bool transposed, int64_t begin,
-                      int64_t end) {
-  if (!transposed) return master.view({master.elements()}).slice(0, begin, end);
+// Elements [begin, end) of the transposed tensor, in fp32.
+Tensor transposed_piece(const OpContext& ctx, const Tensor& master, int64_t begin, int64_t end) {
   const int64_t rows = master.size(0), columns = master.size(1);
   const float* const from = master.data<float>();
   Tensor piece = ctx.workspace(DType::kFloat32, {end - begin});
@@ -237,18 +235,29 @@ SafetensorsTensor external_tensor(Model& model, nn::ParamId id, const ExternalNa
   out.shape = external_shape(model.parameters()[id], transposed);
   out.produce = [&model, id, transposed, dtype](const ByteSink& sink) {
     const OpContext ctx = model.host_context();
-    const Tensor master = to_host(model.read(model.context(), id), ctx.device);
-    for (int64_t begin = 0; begin < master.elements(); begin += kPiece) {
-      const int64_t end = std::min(master.elements(), begin + kPiece);
-      const Tensor piece = external_piece(ctx, master, transposed, begin, end);
-      if (dtype == DType::kFloat32) {
-        sink(bytes_of(piece));
-      } else {
-        Tensor narrow = ctx.workspace(dtype, piece.shape());
-        ops::cast(ctx, piece, narrow);
-        sink(bytes_of(narrow));
+    const auto put = [&](const Tensor& piece) {
+      if (dtype == DType::kFloat32) return sink(bytes_of(piece));
+      Tensor narrow = ctx.workspace(dtype, piece.shape());
+      ops::cast(ctx, piece, narrow);
+      sink(bytes_of(narrow));
+    };
+    const auto put_all = [&](int64_t elements, const auto& piece) {
+      for (int64_t begin = 0, end; begin < elements; begin = end) {
+        end = std::min(elements, begin + kPiece);
+        put(piece(begin, end));
       }
+    };
+    if (!transposed) {
+      model.read_in_parts(model.context(), id, [&](const Tensor& part, int64_t) {
+        put_all(part.elements(), [&](int64_t begin, int64_t end) {
+          return to_host(part.slice(0, begin, end), ctx.device);
+        });
+      });
+      return;
     }
+    const Tensor master = to_host(model.read(model.context(), id), ctx.device);
+    put_all(master.elements(),
+            [&](int64_t begin, int64_t end) { return transposed_piece(ctx, master, begin, end); });
   };
   return out;
 }

@@ -1,5 +1,6 @@
 #include "models/inference_weights.h"
 
+#include <algorithm>
 #include <array>
 
 #include "base/pattern.h"
@@ -86,11 +87,10 @@ InferenceWeights::InferenceWeights(const OpContext& ctx, const nn::ParameterSet&
   }
   for (nn::ParamId id = 0; id < parameters_.size(); ++id) {
     const nn::Parameter& p = parameters_[id];
-    const Tensor master = to_device(from.read(ctx, id), ctx.device);
     const bool product = p.projection || id == output;
     // A matrix that has other names too is a table as well: rows are looked up in the dense form.
     const bool looked_up = p.shape.dims() == 2 && (!product || !p.aliases.empty());
-    Held held = make_held(ctx, id, master, product, looked_up);
+    Held held = make_held(ctx, id, from, product, looked_up);
     const int64_t dense = held.dense ? held.dense.bytes() : 0;
     const int64_t codes = held.quantized ? held.quantized->bytes() : 0;
     bytes_ += dense + codes;
@@ -101,23 +101,39 @@ InferenceWeights::InferenceWeights(const OpContext& ctx, const nn::ParameterSet&
   }
 }
 
+// Rows of fp32 numbers at a time, which become what is kept of them.
 InferenceWeights::Held InferenceWeights::make_held(const OpContext& ctx, nn::ParamId id,
-                                                   const Tensor& master, bool product,
+                                                   const nn::ModelWeights& from, bool product,
                                                    bool looked_up) const {
   const nn::Parameter& p = parameters_[id];
   Held held;
   const auto form = product && !p.keeps_numbers ? quantized_form(options_, p.name) : std::nullopt;
-  if (form) {
-    try {
-      held.quantized = ops::quantize(ctx, master, *form);
-    } catch (const Error& error) {
-      fail(error.code(), p.name, ": ", error.what());
+  int64_t unit = 1;
+  try {
+    if (form) {
+      held.quantized = ops::make_quantized(ctx, p.shape, *form);
+      unit = std::max<int64_t>(1, ops::kQuantizedRows * p.shape[1]);
     }
+    if (!held.quantized || looked_up) {
+      const DType type = p.keeps_fp32 ? DType::kFloat32 : compute_type_;
+      held.dense = Tensor::empty(ctx.device, type, p.shape, MemoryTag::kParameters);
+    }
+    from.read_in_parts(ctx, id, unit, [&](const Tensor& read, int64_t begin) {
+      const Tensor part = to_device(read, ctx.device);
+      const int64_t n = part.elements();
+      if (held.quantized) {
+        const int64_t columns = p.shape[1];
+        ops::quantize_rows(ctx, part.view({n / columns, columns}), begin / columns,
+                           *held.quantized);
+      }
+      if (!held.dense) return;
+      Tensor to = held.dense.view({p.shape.elements()}).slice(0, begin, begin + n);
+      ops::cast(ctx, part, to);
+    });
+  } catch (const Error& error) {
+    if (!form) throw;
+    fail(error.code(), p.name, ": ", error.what());
   }
-  if (held.quantized && !looked_up) return held;
-  const DType type = p.keeps_fp32 ? DType::kFloat32 : compute_type_;
-  held.dense = Tensor::empty(ctx.device, type, p.shape, MemoryTag::kParameters);
-  ops::cast(ctx, master, held.dense);
   return held;
 }
 

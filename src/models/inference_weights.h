@@ -78,7 +78,7 @@ class InferenceWeights final : public nn::ParameterReader {
     std::optional<WeightFile::Entry> stored = {};  // of one of both, whose tensors are empty then
   };
 
-  Held make_held(const OpContext& ctx, nn::ParamId id, const Tensor& master, bool product,
+  Held make_held(const OpContext& ctx, nn::ParamId id, const nn::ModelWeights& from, bool product,
                  bool looked_up) const;
   void store(const nn::Parameter& parameter, Held& held);
 

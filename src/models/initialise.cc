@@ -66,6 +66,12 @@ class JoinedWeights : public nn::WeightLoader {
     if (source != nullptr) return source->fill(ctx, id, p, begin, out);
     ops::fill(ctx, 0.0f, out);
   }
+  void fill_slice(const OpContext& ctx, nn::ParamId id, const nn::Parameter& p, int64_t begin,
+                  Tensor& out) const override {
+    const nn::WeightLoader* const source = id < count_ ? first_.get() : rest_.get();
+    if (source != nullptr) return source->fill_slice(ctx, id, p, begin, out);
+    ops::fill(ctx, 0.0f, out);
+  }
   uint64_t fingerprint() const override {
     const auto of = [](const auto& source) { return source ? source->fingerprint() : 0; };
     return mixed(mixed(mixed(2, of(first_)), static_cast<uint64_t>(count_)), of(rest_));

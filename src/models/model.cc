@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/text.h"
 #include "device/cuda_device.h"
 #include "models/weight_loaders.h"
 #include "tensor/transfer.h"
@@ -108,15 +109,22 @@ bool Model::writes_files() const { return !trained_ || trained_->writes_files();
 Tensor Model::read(const OpContext& ctx, nn::ParamId id) {
   if (inference_) return inference_->read(ctx, id);
   weights().check_not_lost();
-  weights().make(ctx);
   return weights().read(ctx, id);
+}
+
+void Model::read_in_parts(const OpContext& ctx, nn::ParamId id,
+                          const nn::ModelWeights::PartTaker& take) {
+  if (!inference_) {
+    weights().check_not_lost();
+    return weights().read_in_parts(ctx, id, 1, take);
+  }
+  const Tensor value = inference_->read(ctx, id);
+  if (value.elements() > 0) take(value.view({value.elements()}), 0);
 }
 
 Tensor Model::get(const std::string& name) {
   const nn::ParamId id = parameters().find(name);
-  // One tensor is no reason to make all weights.
-  const Tensor master = inference_ ? read(context(), id) : weights().read(context(), id);
-  return copied_to_host(master, host_);
+  return copied_to_host(read(context(), id), host_);
 }
 
 void Model::set(const std::string& name, const Tensor& value) {
@@ -126,7 +134,14 @@ void Model::set(const std::string& name, const Tensor& value) {
   DS_CHECK(
       !step_open_, Code::kState,
       "weights cannot be set between forward and backward, nor while they are fetched or gathered");
-  weights().write(context(), id, to_device(value, device_));
+  try {
+    weights().write(context(), id, to_device(value, device_));
+  } catch (const Error& error) {
+    if (weights().half_written()) {
+      set_incomplete(str_cat("setting ", printable(name), " failed half way: ", error.message()));
+    }
+    throw;
+  }
 }
 
 void Model::change_parameters(nn::ParameterSet parameters, std::optional<AppliedLora> lora,

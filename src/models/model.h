@@ -64,8 +64,10 @@ class Model {
   const PassRanks& pass_ranks() const { return pass_ranks_; }
   void set_pass_ranks(PassRanks ranks) { pass_ranks_ = std::move(ranks); }
 
-  // fp32 values: the master, or what products see of a prepared copy.
+  // fp32 values: the master, or what products see of a prepared copy. Weights that do not exist yet
+  // are not made for it. Whole, or in parts as ModelWeights hands them out.
   Tensor read(const OpContext& ctx, nn::ParamId id);
+  void read_in_parts(const OpContext& ctx, nn::ParamId id, const nn::ModelWeights::PartTaker& take);
   // Copies of whole master tensors, in host memory.
   Tensor get(const std::string& name);
   void set(const std::string& name, const Tensor& value);

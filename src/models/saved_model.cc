@@ -67,6 +67,11 @@ class SavedWeights : public nn::WeightLoader {
     reader_->read_range(reader_->tensor(p.name, TensorKind::kMaster), begin, begin + out.elements(),
                         {static_cast<std::byte*>(out.raw()), static_cast<size_t>(out.bytes())});
   }
+  void fill_slice(const OpContext&, nn::ParamId, const nn::Parameter& p, int64_t begin,
+                  Tensor& out) const override {
+    reader_->read_slice(reader_->tensor(p.name, TensorKind::kMaster), begin, begin + out.elements(),
+                        {static_cast<std::byte*>(out.raw()), static_cast<size_t>(out.bytes())});
+  }
   // Of the checksums of everything that the checkpoint holds.
   uint64_t fingerprint() const override {
     uint64_t sum = 4;
@@ -147,10 +152,13 @@ void save_model(Model& model, const fs::path& folder, const std::string& tag,
                 const std::string& writer_name) {
   nn::ModelWeights& weights = model.weights();  // a prepared copy has none
   weights.check_not_lost();
-  weights.make(model.context());
+  // What is replaced may be where the weights would come from later on.
+  const fs::path replaced = folder / tag;
+  std::error_code error;
+  if (fs::exists(replaced, error)) weights.make(model.context());
   if (!model.writes_files()) {
     for (nn::ParamId id = 0; id < model.parameters().size(); ++id) {
-      static_cast<void>(weights.read(model.context(), id));
+      weights.read_in_parts(model.context(), id, 1, [](const Tensor&, int64_t) {});
     }
     return;
   }
@@ -161,10 +169,14 @@ void save_model(Model& model, const fs::path& folder, const std::string& tag,
   CheckpointWriter writer(options);
   const OpContext ctx = model.context();
   for (nn::ParamId id = 0; id < model.parameters().size(); ++id) {
-    const Tensor master = to_host(weights.read(ctx, id), model.host());
-    writer.part().add_tensor(
-        parameter_meta(model.parameters()[id], TensorKind::kMaster),
-        {static_cast<const std::byte*>(master.raw()), static_cast<size_t>(master.bytes())});
+    const TensorMeta meta = parameter_meta(model.parameters()[id], TensorKind::kMaster);
+    writer.part().begin_tensor(meta, full_box(meta.shape));
+    weights.read_in_parts(ctx, id, 1, [&](const Tensor& part, int64_t) {
+      const Tensor here = to_host(part, model.host());
+      writer.part().append(
+          {static_cast<const std::byte*>(here.raw()), static_cast<size_t>(here.bytes())});
+    });
+    writer.part().end_tensor();
   }
   describe_model(model, writer.part());
   writer.commit();

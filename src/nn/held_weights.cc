@@ -72,6 +72,14 @@ Tensor HeldWeights::read(const OpContext& ctx, ParamId id) const {
   return value;
 }
 
+void HeldWeights::read_in_parts(const OpContext& ctx, ParamId id, int64_t unit,
+                                const PartTaker& take) const {
+  check_not_lost();
+  if (!whole_.loader) return ModelWeights::read_in_parts(ctx, id, unit, take);
+  load_in_parts(*whole_.loader, {device_, ctx.pool}, id, parameters_[id], part_elements(unit),
+                take);
+}
+
 void HeldWeights::write(const OpContext& ctx, ParamId id, const Tensor& value) {
   make(ctx);
   const OpContext there = context(ctx);

@@ -32,6 +32,8 @@ class HeldWeights final : public ModelWeights, public ParameterReader {
   void check_not_lost() const override;
   Tensor read(const OpContext& ctx, ParamId id) const override;
   void write(const OpContext& ctx, ParamId id, const Tensor& value) override;
+  void read_in_parts(const OpContext& ctx, ParamId id, int64_t unit,
+                     const PartTaker& take) const override;
   bool whole() const override { return !whole_.lost; }
   Tensor view(const OpContext& ctx, ParamId id) override;
   bool computes_with_master(ParamId) const override { return true; }

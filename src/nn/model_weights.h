@@ -2,6 +2,7 @@
 // or what an engine has made of them (zero::TrainState).
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "nn/borrowed_memory.h"
@@ -30,6 +31,9 @@ struct WholeWeights {
        "make it anew and load a checkpoint");
 }
 
+// How many elements are read at a time where a parameter comes in parts: whole units.
+int64_t part_elements(int64_t unit);
+
 class ModelWeights {
  public:
   virtual ~ModelWeights() = default;
@@ -45,6 +49,15 @@ class ModelWeights {
   // from it.
   virtual Tensor read(const OpContext& ctx, ParamId id) const = 0;
   virtual void write(const OpContext& ctx, ParamId id, const Tensor& value) = 0;
+  // Whether the last write failed after it may have begun: some of the value is there, or of what
+  // follows from it.
+  virtual bool half_written() const { return false; }
+  // The same numbers as read() in consecutive parts, which go through little memory where they do
+  // not lie in it: take(part, begin) gets flat fp32 in whole `unit`s of elements. By default there
+  // is one part.
+  using PartTaker = std::function<void(const Tensor& part, int64_t begin)>;
+  virtual void read_in_parts(const OpContext& ctx, ParamId id, int64_t unit,
+                             const PartTaker& take) const;
 
   // Each parameter lies whole in memory here, where view() shows it as it is computed with; and
   // whether that is its master, which a program may write there.

@@ -90,21 +90,18 @@ void multiply_codes(const OpContext& ctx, const Tensor& x, const kernels::Quanti
 
 }  // namespace
 
-QuantizedWeight quantize(const OpContext& ctx, const Tensor& w, const QuantizeOptions& options) {
+QuantizedWeight make_quantized(const OpContext& ctx, const Shape& shape,
+                               const QuantizeOptions& options) {
   const Op kOp{ctx, "quantize"};
-  check_dense(w, kOp, "w", DType::kFloat32);
-  DS_CHECK(w.dims() == 2, Code::kInvalidArgument, kOp, ": w ", w.shape().text(), " must be [N, K]");
+  DS_CHECK(shape.dims() == 2, Code::kInvalidArgument, kOp, ": w ", shape.text(), " must be [N, K]");
   DS_CHECK(options.bits == 8 || options.bits == 4, Code::kUnsupported, kOp, ": ", options.bits,
            " bits are not available; 8 and 4 are");
   DS_CHECK(options.symmetric || options.bits == 4, Code::kUnsupported, kOp,
            ": only 4 bits have minima; 8 bits are symmetric");
   DS_CHECK(options.group_size >= 0 && options.group_size % 8 == 0, Code::kInvalidArgument, kOp,
            ": groups of ", options.group_size, " are not available; a multiple of 8, or 0, is");
-  const int64_t bad = first_non_finite(ctx, w);
-  DS_CHECK(bad < 0, Code::kInvalidArgument, kOp, ": element ", bad,
-           " of w is not a finite number: it has no scale");
   QuantizedWeight out;
-  out.shape = w.shape();
+  out.shape = shape;
   out.options = options;
   const kernels::QuantizedShape s = kernel_shape(out.shape, options);
   const auto make = [&](DType dtype, int64_t count) {
@@ -113,11 +110,36 @@ QuantizedWeight quantize(const OpContext& ctx, const Tensor& w, const QuantizeOp
   out.codes = make(DType::kUInt8, s.code_bytes());
   out.scales = make(DType::kBFloat16, s.scale_count());
   if (!options.symmetric) out.minimum = make(DType::kBFloat16, s.scale_count());
+  return out;
+}
+
+void quantize_rows(const OpContext& ctx, const Tensor& rows, int64_t first, QuantizedWeight& w) {
+  const Op kOp{ctx, "quantize"};
+  check_dense(rows, kOp, "w", DType::kFloat32);
+  const int64_t n = rows.dims() == 2 ? rows.size(0) : 0, all = w.shape[0];
+  DS_CHECK(rows.dims() == 2 && rows.size(1) == w.shape[1] && first >= 0 && n <= all - first &&
+               first % kPanelRows == 0 && (n % kPanelRows == 0 || first + n == all),
+           Code::kInvalidArgument, kOp, ": rows ", rows.shape().text(), " from row ", first,
+           " on are no panels of ", w.shape.text());
+  const int64_t bad = first_non_finite(ctx, rows);
+  DS_CHECK(bad < 0, Code::kInvalidArgument, kOp, ": element ", first * w.shape[1] + bad,
+           " of w is not a finite number: it has no scale");
+  kernels::QuantizedShape s = kernel_shape(w.shape, w.options);
+  const int64_t panel = first / kPanelRows, scale = panel * s.groups() * kPanelRows;
+  const auto from_scale = [&](const Tensor& of) {
+    return of ? static_cast<bfloat16*>(of.raw()) + scale : nullptr;
+  };
+  s.n = n;
   run(ctx, [&](auto& on) {
-    kernels::quantize(s, w.data<float>(), static_cast<uint8_t*>(out.codes.raw()),
-                      static_cast<bfloat16*>(out.scales.raw()),
-                      static_cast<bfloat16*>(out.minimum.raw()), on);
+    kernels::quantize(s, rows.data<float>(),
+                      static_cast<uint8_t*>(w.codes.raw()) + panel * s.panel_bytes(),
+                      from_scale(w.scales), from_scale(w.minimum), on);
   });
+}
+
+QuantizedWeight quantize(const OpContext& ctx, const Tensor& w, const QuantizeOptions& options) {
+  QuantizedWeight out = make_quantized(ctx, w.shape(), options);
+  quantize_rows(ctx, w, 0, out);
   return out;
 }
 

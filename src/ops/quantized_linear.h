@@ -2,6 +2,7 @@
 // activations that stay floating point.
 #pragma once
 
+#include "kernels/quantize/quantize.h"
 #include "ops/context.h"
 
 namespace ds::ops {
@@ -27,6 +28,13 @@ struct QuantizedWeight {
 
 // w fp32 [N, K]. Throws kInvalidArgument for numbers that are not finite.
 QuantizedWeight quantize(const OpContext& ctx, const Tensor& w, const QuantizeOptions& options);
+
+// The same a part at a time: room for [N, K], and rows from `first` on, fp32 [n, K]. Parts begin at
+// multiples of so many rows, and all but the last have a multiple of them.
+inline constexpr int64_t kQuantizedRows = kernels::kPanelRows;
+QuantizedWeight make_quantized(const OpContext& ctx, const Shape& shape,
+                               const QuantizeOptions& options);
+void quantize_rows(const OpContext& ctx, const Tensor& rows, int64_t first, QuantizedWeight& w);
 
 // fp32 [N, K].
 Tensor dequantize(const OpContext& ctx, const QuantizedWeight& w);

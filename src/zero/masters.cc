@@ -1,5 +1,7 @@
 #include "zero/masters.h"
 
+#include <algorithm>
+
 #include "ops/elementwise.h"
 #include "ops/stored_array.h"
 #include "tensor/transfer.h"
@@ -61,12 +63,44 @@ Tensor Masters::read_owned(const OpContext& ctx, nn::ParamId id) const {
   if (!arrays_.holds(id)) return state_ctx.workspace(DType::kFloat32, {0});
   if (arrays_.masters_in_place()) return arrays_.owned(flat.masters, id);
   Tensor out = state_ctx.workspace(DType::kFloat32, {arrays_.layout.flat().part(id).count});
-  if (flat.masters) {
-    ops::read_array(state_ctx, flat.masters, arrays_.owned_range(flat.masters, id).begin, out);
-    return out;
-  }
-  ops::join_from_arrays(state_ctx, arrays_.split_range(id), out);
+  read_owned(ctx, id, 0, out);
   return out;
+}
+
+void Masters::read_owned(const OpContext& ctx, nn::ParamId id, int64_t at, Tensor& out) const {
+  const optim::FlatTensors& flat = arrays_.flat;
+  const OpContext state_ctx = arrays_.state_context(ctx);
+  if (flat.masters) {
+    const int64_t begin = arrays_.owned_range(flat.masters, id).begin;
+    return ops::read_array(state_ctx, flat.masters, begin + at, out);
+  }
+  ops::SplitRange from = arrays_.split_range(id);
+  from.weights_begin += at;
+  from.low_begin += at;
+  ops::join_from_arrays(state_ctx, from, out);
+}
+
+bool Masters::read_in_parts(const OpContext& ctx, nn::ParamId id, int64_t part,
+                            const nn::ModelWeights::PartTaker& take) const {
+  weights_.check_not_lost();
+  if (loader_) {
+    load_in_parts(*loader_, {arrays_.device, ctx.pool}, id, arrays_.parameters[id], part, take);
+    return true;
+  }
+  if (arrays_.masters_in_place() || arrays_.layout.flat().cut() || arrays_.layout.in_parts()) {
+    return false;
+  }
+  arrays_.before_reading_masters();
+  const int64_t n = arrays_.layout.flat().part(id).count;
+  if (n == 0) return true;
+  const Tensor memory = arrays_.state_context(ctx).workspace(DType::kFloat32, {std::min(n, part)});
+  for (int64_t at = 0, next; at < n; at = next) {
+    next = std::min(n, at + part);
+    Tensor values = memory.slice(0, 0, next - at);
+    read_owned(ctx, id, at, values);
+    take(values, at);
+  }
+  return true;
 }
 
 void Masters::write_owned(const OpContext& ctx, nn::ParamId id, int64_t at, const Tensor& value) {

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "nn/weight_loader.h"
+#include "nn/model_weights.h"
 #include "zero/state_arrays.h"
 #include "zero/weights.h"
 
@@ -30,10 +30,16 @@ class Masters {
   // fp32, a view or, while they are split, shared or not in memory, a copy (every rank; of an
   // expert that other ranks hold, too).
   Tensor read(const OpContext& ctx, nn::ParamId id) const;
+  // The same in parts of so many elements, flat; false, and nothing is done, where read() needs no
+  // memory for it, or the ranks read it together.
+  bool read_in_parts(const OpContext& ctx, nn::ParamId id, int64_t part,
+                     const nn::ModelWeights::PartTaker& take) const;
   // Sets one (fp32, packed) and everything that follows from it; every rank, with one value.
   void write(const OpContext& ctx, nn::ParamId id, const Tensor& value);
   // Of what this rank owns, flat fp32: a view or, while they are split or not in memory, a copy.
   Tensor read_owned(const OpContext& ctx, nn::ParamId id) const;
+  // The elements of that from `at` on.
+  void read_owned(const OpContext& ctx, nn::ParamId id, int64_t at, Tensor& out) const;
   // Sets elements [at, at + value's) of that, fp32; Weights::follow_masters or follow_owned_master
   // must come after it.
   void write_owned(const OpContext& ctx, nn::ParamId id, int64_t at, const Tensor& value);

@@ -3,8 +3,6 @@
 #include <algorithm>
 
 #include "comm/message_memory.h"
-#include "ops/elementwise.h"
-#include "ops/stored_array.h"
 #include "tensor/transfer.h"
 
 namespace ds::zero {
@@ -27,32 +25,11 @@ bool same_loaders(const OpContext& ctx, const nn::WeightLoader* loader, const Ra
   return true;
 }
 
-// Each rank makes what it holds.
-void fill_owned(const OpContext& ctx, const nn::ParameterSet& parameters,
-                const nn::WeightLoader& loader, const FlatLayout& layout,
-                optim::FlatTensor& masters) {
-  for (const nn::ParamId id : layout.order()) {
-    const OwnedPart part = layout.part(id);
-    const FlatRange range = layout.range(id);
-    if (range.elements() == 0 || (masters.compact && part.count == 0)) continue;
-    const FlatRange to = masters.compact ? FlatRange{part.owned, part.owned + part.count} : range;
-    const int64_t first = masters.compact ? part.first : 0;
-    masters.for_parts(to.begin, to.end, Access::kWrite, [&](Tensor& out, int64_t at) {
-      if (out.dtype() == DType::kFloat32) {
-        return fill_weights(loader, ctx, id, parameters[id], first + at, out);
-      }
-      Tensor wide = ctx.workspace(DType::kFloat32, out.shape());
-      fill_weights(loader, ctx, id, parameters[id], first + at, wide);
-      ops::cast(ctx, wide, out);
-    });
-  }
-}
-
 // Rank 0's masters, as many at a time as a buffer holds; each rank keeps what it is to hold.
 class MasterBroadcast {
  public:
   MasterBroadcast(const OpContext& ctx, const StateArrays& arrays, const Masters& from,
-                  const ShareOptions& options, const FlatLayout& layout, optim::FlatTensor& masters)
+                  const ShareOptions& options, const FlatLayout& layout, const NewMasters& masters)
       : ctx_(ctx),
         parameters_(arrays.parameters),
         ranks_(arrays.all_ranks()),
@@ -119,17 +96,12 @@ class MasterBroadcast {
 
   // What this rank holds of a piece that begins at `at` of the buffer.
   void keep(const Piece& piece, int64_t at) {
-    if (!layout_.holds(piece.id)) return;
-    const OwnedPart part = layout_.part(piece.id);
-    const int64_t first = masters_.compact ? part.first : 0;
-    const int64_t last =
-        masters_.compact ? part.first + part.count : parameters_[piece.id].shape.elements();
-    const int64_t begin = std::max(piece.begin, first), end = std::min(piece.end, last);
+    const FlatRange wanted = masters_.wanted(layout_, piece.id);
+    const int64_t begin = std::max(piece.begin, wanted.begin);
+    const int64_t end = std::min(piece.end, wanted.end);
     if (begin >= end) return;
-    const int64_t to =
-        (masters_.compact ? part.owned : layout_.range(piece.id).begin) + begin - first;
-    ops::write_array(ctx_, buffer_.slice(0, at + begin - piece.begin, at + end - piece.begin),
-                     masters_, to);
+    masters_.write(ctx_, layout_, piece.id, begin,
+                   buffer_.slice(0, at + begin - piece.begin, at + end - piece.begin));
   }
 
   const OpContext& ctx_;
@@ -138,7 +110,7 @@ class MasterBroadcast {
   const Masters& from_;
   const ShareOptions& options_;
   const FlatLayout& layout_;
-  optim::FlatTensor& masters_;
+  const NewMasters& masters_;
   const Tensor buffer_;
   std::vector<Piece> pieces_;  // in the buffer
   int64_t used_ = 0;           // elements of it
@@ -148,12 +120,12 @@ class MasterBroadcast {
 
 void spread_masters(const OpContext& ctx, const StateArrays& arrays, const Masters& from,
                     const ShareOptions& options, const FlatLayout& layout,
-                    optim::FlatTensor& masters) {
+                    const NewMasters& masters) {
   const nn::WeightLoader* const loader = from.loader().get();
   if (!same_loaders({arrays.device, ctx.pool}, loader, arrays.all_ranks())) {
     return MasterBroadcast(ctx, arrays, from, options, layout, masters).run();
   }
-  options.together([&] { fill_owned(ctx, arrays.parameters, *loader, layout, masters); });
+  options.together([&] { masters.fill(ctx, layout, arrays.parameters, *loader); });
 }
 
 }  // namespace ds::zero

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "zero/masters.h"
+#include "zero/new_masters.h"
 #include "zero/share_options.h"
 
 namespace ds::zero {
@@ -11,6 +12,6 @@ namespace ds::zero {
 // context's device is, which may be the host beside a GPU.
 void spread_masters(const OpContext& ctx, const StateArrays& arrays, const Masters& from,
                     const ShareOptions& options, const FlatLayout& layout,
-                    optim::FlatTensor& masters);
+                    const NewMasters& masters);
 
 }  // namespace ds::zero

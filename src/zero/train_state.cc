@@ -1,6 +1,8 @@
 #include "zero/train_state.h"
 
 #include "base/log.h"
+#include "base/system_memory.h"
+#include "base/text.h"
 #include "ops/elementwise.h"
 #include "ops/stored_array.h"
 #include "tensor/transfer.h"
@@ -16,6 +18,119 @@ StateArrays arrays_of(const nn::ParameterSet& parameters, std::shared_ptr<Device
   if (whole.array) out.flat.masters = whole.array;
   out.host = whole.host;
   return out;
+}
+
+// fp32 in memory, from whatever form they have.
+void widen_masters(const OpContext& ctx, StateArrays& arrays, const Masters& masters) {
+  optim::FlatTensors& flat = arrays.flat;
+  const bool none = !flat.masters && !flat.low_halves;
+  if (none || masters.loader() || arrays.masters_in_place()) return;
+  Tensor wide = Tensor::empty(arrays.device, DType::kFloat32, {arrays.layout.flat().elements()},
+                              MemoryTag::kParameters);
+  if (flat.masters) {  // also where splitting them has failed half way
+    ops::read_array(ctx, flat.masters, 0, wide);
+  } else {
+    ops::join_from_arrays(ctx, {flat.model, 0, flat.low_halves, 0}, wide);
+  }
+  flat.masters = std::move(wide);
+  flat.low_halves = {};
+}
+
+// Of the present layout, from the loader or the masters in memory.
+optim::FlatTensor stored_masters(const OpContext& ctx, const StateArrays& arrays,
+                                 const Masters& masters) {
+  const FlatLayout& layout = arrays.layout.flat();
+  optim::FlatTensor out = arrays.make_stored(
+      {optim::ArrayRole::kMasters, "masters", DType::kFloat32, layout.elements()}, false);
+  const nn::WeightLoader* const loader = masters.loader().get();
+  if (loader == nullptr) {
+    ops::write_array(ctx, arrays.flat.masters.memory(), out, 0);
+    return out;
+  }
+  for (const nn::ParamId id : layout.order()) {
+    const FlatRange range = layout.range(id);
+    out.for_parts(range.begin, range.end, Access::kWrite, [&](Tensor& part, int64_t at) {
+      fill_weights(*loader, ctx, id, arrays.parameters[id], at, part);
+    });
+  }
+  return out;
+}
+
+optim::FlatTensor make_low_halves(const StateArrays& arrays) {
+  const int64_t elements = arrays.layout.flat().elements();
+  return arrays.stores(optim::ArrayRole::kLowHalves)
+             ? arrays.make_stored(
+                   {optim::ArrayRole::kLowHalves, "low_halves", DType::kUInt16, elements}, false)
+             : Tensor::zeros(arrays.device, DType::kUInt16, {elements}, MemoryTag::kParameters);
+}
+
+// From the loader, piece by piece in the form that they will have.
+void make_masters(const OpContext& ctx, StateArrays& arrays, Masters& masters, DType type,
+                  MasterForm form) {
+  const Shape all{arrays.layout.flat().elements()};
+  const auto make = [&](DType dtype) {
+    return Tensor::zeros(arrays.device, dtype, all, MemoryTag::kParameters);
+  };
+  optim::FlatTensors& flat = arrays.flat;
+  const NewMasters made = form == MasterForm::kWeights
+                              ? NewMasters(make(type))
+                              : NewMasters(make(type), make_low_halves(arrays));
+  made.fill(ctx, arrays.layout.flat(), arrays.parameters, *masters.loader());
+  flat.masters = made.masters();
+  flat.model = made.model();
+  flat.low_halves = made.low_halves();
+  masters.drop_loader();
+}
+
+// From masters in fp32, or from the loader where they stay so.
+void change_form(const OpContext& ctx, StateArrays& arrays, Masters& masters, DType type,
+                 MasterForm form) {
+  const Shape all{arrays.layout.flat().elements()};
+  const auto make = [&](DType dtype) {
+    return Tensor::empty(arrays.device, dtype, all, MemoryTag::kParameters);
+  };
+  optim::FlatTensors& flat = arrays.flat;
+  if (form != MasterForm::kWeights && arrays.stores(optim::ArrayRole::kMasters)) {
+    flat.masters = stored_masters(ctx, arrays, masters);
+    masters.drop_loader();
+  }
+  const bool stored = flat.masters && !flat.masters.in_memory();
+  if (type != DType::kFloat32) masters.make(ctx);
+  Tensor model;
+  if (type != DType::kFloat32 || stored) model = make(type);
+  if (form == MasterForm::kWeights) {
+    ops::cast(ctx, flat.masters.memory(), model);
+    flat.masters = std::exchange(model, {});
+  }
+  flat.model = model;
+  if (form == MasterForm::kSplit) {
+    flat.low_halves = make_low_halves(arrays);
+    flat.masters.for_parts(0, all.elements(), Access::kRead, [&](const Tensor& part, int64_t at) {
+      ops::split_to_arrays(ctx, part, {flat.model, at, flat.low_halves, at});
+    });
+    flat.masters = {};
+  }
+}
+
+// Masters that do not lie in memory as fp32 are brought there, of which there may be too little:
+// the system would rather end the process than refuse it.
+void check_room_for_masters(const StateArrays& arrays, const Masters& masters) {
+  const optim::FlatTensors& flat = arrays.flat;
+  const bool in_memory = flat.masters.in_memory() || flat.low_halves.in_memory();
+  if (in_memory || masters.loader() || (!flat.masters && !flat.low_halves)) return;
+  const bool lost = arrays.shared() && arrays.weights().compact && arrays.layout.flat().cut();
+  if (lost) return;
+  const int64_t needed = arrays.layout.flat().elements() * int64_t{sizeof(float)};
+  const int64_t there = free_memory(read_system_memory());
+  DS_CHECK(there < 0 || needed <= there, Code::kOutOfMemory, "the weights stay in files: in fp32 ",
+           format_bytes(needed), " of memory would be needed when training ends, and ",
+           format_bytes(there),
+           " are free. They can still be exported, saved and read until the model ends");
+}
+
+// Not what a check of arguments says, which comes before anything is written.
+bool from_system(Code code) {
+  return code == Code::kIo || code == Code::kCorrupt || code == Code::kOutOfMemory;
 }
 
 }  // namespace
@@ -54,38 +169,14 @@ void TrainState::set_compute_type(const OpContext& ctx, DType type, MasterForm f
   DS_CHECK(!shared() && !arrays_.host_store, Code::kInternal,
            "compute type changed while it is shared");
   arrays_.reload_masters();
-  widen_masters(ctx);
+  widen_masters(ctx, arrays_, masters_);
   LayoutPolicy policy;  // one rank's, where buckets do not move parameters
   policy.fp32 = fp32;
   arrays_.layout = Layout(arrays_.parameters, policy);
-  const Shape all{arrays_.layout.flat().elements()};
-  const auto make = [&](DType dtype) {
-    return Tensor::empty(arrays_.device, dtype, all, MemoryTag::kParameters);
-  };
-  optim::FlatTensors& flat = arrays_.flat;
-  if (form != MasterForm::kWeights && arrays_.stores(optim::ArrayRole::kMasters)) {
-    flat.masters = stored_masters(ctx);
-    masters_.drop_loader();
-  }
-  const bool stored = flat.masters && !flat.masters.in_memory();
-  if (type != DType::kFloat32) masters_.make(ctx);
-  Tensor model;
-  if (type != DType::kFloat32 || stored) model = make(type);
-  if (form == MasterForm::kWeights) {
-    ops::cast(ctx, flat.masters.memory(), model);
-    flat.masters = std::exchange(model, {});
-  }
-  flat.model = model;
-  if (form == MasterForm::kSplit) {
-    flat.low_halves = arrays_.stores(optim::ArrayRole::kLowHalves)
-                          ? arrays_.make_stored({optim::ArrayRole::kLowHalves, "low_halves",
-                                                 DType::kUInt16, arrays_.layout.flat().elements()},
-                                                false)
-                          : make(DType::kUInt16);
-    flat.masters.for_parts(0, all.elements(), Access::kRead, [&](const Tensor& part, int64_t at) {
-      ops::split_to_arrays(ctx, part, {flat.model, at, flat.low_halves, at});
-    });
-    flat.masters = {};
+  if (masters_.loader() && form != MasterForm::kFp32) {
+    make_masters(ctx, arrays_, masters_, type, form);
+  } else {
+    change_form(ctx, arrays_, masters_, type, form);
   }
   arrays_.flush_masters();
   weights_.set_compute_type(type);
@@ -106,41 +197,6 @@ void TrainState::reset_to_fp32(const OpContext& ctx) {
   std::shared_ptr<optim::ArrayFactory> factory = std::exchange(arrays_.factory, nullptr);
   set_compute_type(ctx, DType::kFloat32);
   arrays_.factory = std::move(factory);
-}
-
-// fp32 in memory, from whatever form they have.
-void TrainState::widen_masters(const OpContext& ctx) {
-  optim::FlatTensors& flat = arrays_.flat;
-  const bool none = !flat.masters && !flat.low_halves;
-  if (none || masters_.loader() || arrays_.masters_in_place()) return;
-  Tensor wide = Tensor::empty(arrays_.device, DType::kFloat32, {arrays_.layout.flat().elements()},
-                              MemoryTag::kParameters);
-  if (flat.masters) {  // also where splitting them has failed half way
-    ops::read_array(ctx, flat.masters, 0, wide);
-  } else {
-    ops::join_from_arrays(ctx, {flat.model, 0, flat.low_halves, 0}, wide);
-  }
-  flat.masters = std::move(wide);
-  flat.low_halves = {};
-}
-
-// Of the present layout, from the loader or the masters in memory.
-optim::FlatTensor TrainState::stored_masters(const OpContext& ctx) const {
-  const FlatLayout& layout = arrays_.layout.flat();
-  optim::FlatTensor out = arrays_.make_stored(
-      {optim::ArrayRole::kMasters, "masters", DType::kFloat32, layout.elements()}, false);
-  const nn::WeightLoader* const loader = masters_.loader().get();
-  if (loader == nullptr) {
-    ops::write_array(ctx, arrays_.flat.masters.memory(), out, 0);
-    return out;
-  }
-  for (const nn::ParamId id : layout.order()) {
-    const FlatRange range = layout.range(id);
-    out.for_parts(range.begin, range.end, Access::kWrite, [&](Tensor& part, int64_t at) {
-      fill_weights(*loader, ctx, id, arrays_.parameters[id], at, part);
-    });
-  }
-  return out;
 }
 
 // ---- spread over ranks ----
@@ -213,31 +269,32 @@ void TrainState::lay_out_shared(const OpContext& ctx, const Layout& layout,
   };
   // Weights move between ranks; masters do only where they are the weights.
   const DType master_type = rounded ? type : DType::kFloat32;
-  optim::FlatTensor masters =
-      stored ? make_stored(rounded ? optim::ArrayRole::kWeights : optim::ArrayRole::kMasters,
-                           "masters", master_type)
-             : make(master_type, masters_are, !own_model);
-  spread_masters(ctx, arrays_, masters_, options, layout.flat(), masters);
+  const auto make_model = [&] {
+    return weights_stored ? make_stored(optim::ArrayRole::kWeights, "weights", type)
+                          : make(type, StateRole::kWeights, true);
+  };
+  const auto make_new = [&] {
+    if (form == MasterForm::kSplit) {
+      const bool low_stored = arrays_.stores(optim::ArrayRole::kLowHalves);
+      optim::FlatTensor model = make_model();
+      return NewMasters(std::move(model), low_stored ? make_stored(optim::ArrayRole::kLowHalves,
+                                                                   "low_halves", DType::kUInt16)
+                                                     : make(DType::kUInt16, masters_are, false));
+    }
+    return NewMasters(
+        stored ? make_stored(rounded ? optim::ArrayRole::kWeights : optim::ArrayRole::kMasters,
+                             "masters", master_type)
+               : make(master_type, masters_are, !own_model));
+  };
+  const NewMasters made = make_new();
+  spread_masters(ctx, arrays_, masters_, options, layout.flat(), made);
   masters_.drop_loader();
   arrays_.layout = layout;
   optim::FlatTensors& flat = arrays_.flat;
-  flat.masters = std::move(masters);
-  if (!own_model) return;
-  flat.model = weights_stored ? make_stored(optim::ArrayRole::kWeights, "weights", type)
-                              : make(type, StateRole::kWeights, true);
-  if (form != MasterForm::kSplit) return;
-  flat.low_halves = arrays_.stores(optim::ArrayRole::kLowHalves)
-                        ? make_stored(optim::ArrayRole::kLowHalves, "low_halves", DType::kUInt16)
-                        : make(DType::kUInt16, masters_are, false);
-  for (const Bucket& bucket : arrays_.layout.flat().buckets()) {
-    const FlatRange own = arrays_.owned_range(flat.masters, bucket);
-    const ops::SplitRange to = arrays_.split_range(bucket);
-    flat.masters.for_parts(own.begin, own.end, Access::kRead, [&](const Tensor& part, int64_t at) {
-      ops::split_to_arrays(ctx, part,
-                           {to.weights, to.weights_begin + at, to.low, to.low_begin + at});
-    });
-  }
-  flat.masters = {};
+  flat.masters = made.masters();
+  flat.low_halves = made.low_halves();
+  flat.model = made.model();
+  if (own_model && form != MasterForm::kSplit) flat.model = make_model();
 }
 
 void TrainState::unshare(const OpContext& ctx) {
@@ -282,10 +339,17 @@ Tensor TrainState::read(const OpContext& ctx, nn::ParamId id) const {
   return masters_.read(ctx, id);
 }
 
+void TrainState::read_in_parts(const OpContext& ctx, nn::ParamId id, int64_t unit,
+                               const PartTaker& take) const {
+  if (!masters_.read_in_parts(ctx, id, nn::part_elements(unit), take)) {
+    nn::ModelWeights::read_in_parts(ctx, id, unit, take);
+  }
+}
+
 void TrainState::write(const OpContext& ctx, nn::ParamId id, const Tensor& value) {
   weights_.check_not_lost();
   masters_.make(ctx);
-  masters_.write(ctx, id, value);
+  set_values([&] { masters_.write(ctx, id, value); });
 }
 
 Tensor TrainState::view(const OpContext& ctx, nn::ParamId id) {
@@ -300,7 +364,20 @@ bool TrainState::computes_with_master(nn::ParamId id) const {
 
 bool TrainState::writes_files() const { return !shared() || arrays_.all_ranks().rank == 0; }
 
+void TrainState::set_values(const std::function<void()>& body) {
+  half_updated_ = static_cast<bool>(arrays_.factory);
+  try {
+    body();
+    arrays_.flush_masters();
+  } catch (const Error& error) {
+    half_updated_ = half_updated_ && from_system(error.code());
+    throw;
+  }
+  half_updated_ = false;
+}
+
 nn::WholeWeights TrainState::take(const OpContext& ctx) {
+  check_room_for_masters(arrays_, masters_);
   arrays_.before_reading_masters();
   arrays_.sync_masters = nullptr;
   arrays_.undo_ahead = nullptr;

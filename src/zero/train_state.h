@@ -8,6 +8,7 @@
 // update and lets everything follow.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -42,6 +43,11 @@ class TrainState final : public nn::ModelWeights {
   void check_not_lost() const override { weights_.check_not_lost(); }
   Tensor read(const OpContext& ctx, nn::ParamId id) const override;
   void write(const OpContext& ctx, nn::ParamId id, const Tensor& value) override;
+  void read_in_parts(const OpContext& ctx, nn::ParamId id, int64_t unit,
+                     const PartTaker& take) const override;
+  // Also of the last commit: masters, states and weights are of two steps then. In memory nothing
+  // fails half way.
+  bool half_written() const override { return half_updated_; }
   bool whole() const override { return weights_.whole(); }
   Tensor view(const OpContext& ctx, nn::ParamId id) override;
   bool computes_with_master(nn::ParamId id) const override;
@@ -111,14 +117,12 @@ class TrainState final : public nn::ModelWeights {
     half_updated_ = false;
     weights_.follow_update(ctx);
   }
-  // Whether the last commit failed after it may have written: masters, states and weights are of
-  // two steps then. In memory updates do not fail half way.
-  bool half_updated() const { return half_updated_; }
+  // Runs what sets values of one parameter here: what it wrote rests when this returns, and an
+  // error in the middle is told by half_written().
+  void set_values(const std::function<void()>& body);
 
  private:
   void reset_to_fp32(const OpContext& ctx);
-  void widen_masters(const OpContext& ctx);
-  optim::FlatTensor stored_masters(const OpContext& ctx) const;
   void lay_out_shared(const OpContext& ctx, const Layout& layout, const ShareOptions& options,
                       DType type, MasterForm form);
   void lay_out_on_host(const OpContext& ctx, const Layout& layout, const ShareOptions& options,
@@ -128,7 +132,7 @@ class TrainState final : public nn::ModelWeights {
   Weights weights_;
   Masters masters_;
   Gradients gradients_;
-  bool half_updated_ = false;
+  bool half_updated_ = false;  // or half written
 };
 
 }  // namespace ds::zero

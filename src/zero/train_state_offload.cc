@@ -110,7 +110,8 @@ void TrainState::lay_out_on_host(const OpContext& ctx, const Layout& layout,
     flat = make_on_host(arrays_.device, offload, layout.held(StateRole::kMasters),
                         layout.spread(StateRole::kMasters), type, split);
   });
-  spread_masters({offload.host, ctx.pool}, arrays_, masters_, options, layout.flat(), flat.masters);
+  spread_masters({offload.host, ctx.pool}, arrays_, masters_, options, layout.flat(),
+                 NewMasters(flat.masters));
   masters_.drop_loader();
   arrays_.layout = layout;
   arrays_.flat = {};

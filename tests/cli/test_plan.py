@@ -50,7 +50,7 @@ class Plan(CliCase):
     def test_what_does_not_fit_fits_by_its_advice(self):
         """Under a limit of the process: refused by the engine, and trains with what it advises."""
         self.write("large.json", dict(MODEL, vocab_size=4096, n_embd=256, n_layer=4))
-        needed = self.plan("large.json", "config.json", "--device", "cpu")["memory_per_rank"]["total"]
+        needed = self.plan("large.json", "config.json", "--device", "cpu")["memory_per_rank"]["reserved"]
         budget = {"memory_plan": {"limit_bytes": int(0.6 * needed)}}
         self.write("limited.json", dict(CONFIG, **budget))
         train = ["train", "--model", "large.json", "--data", "text.txt",
@@ -71,7 +71,7 @@ class Plan(CliCase):
 
     def test_fit(self):
         self.write("large.json", dict(MODEL, vocab_size=4096, n_embd=256, n_layer=4))
-        needed = self.plan("large.json", "config.json", "--device", "cpu")["memory_per_rank"]["total"]
+        needed = self.plan("large.json", "config.json", "--device", "cpu")["memory_per_rank"]["reserved"]
         rates = [part for name in ["product_flops", "memory_bytes", "read_bytes", "write_bytes"]
                  for part in ["--rate", name + "=1e9"]]
         text = self.ds("plan", "large.json", "config.json", "--device", "cpu", "--memory", needed * 3 // 4,

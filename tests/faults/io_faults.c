@@ -5,9 +5,10 @@
  *   IO_FAULTS_ERRNO   the error it fails with
  *   IO_FAULTS_MOVES   half, none: instead it moves so many of its bytes; other calls than reads and
  *                     writes at an offset, and none of a write, are as ever
- *   IO_FAULTS_COUNT   a file that receives the number of calls when the process ends, and how many
- * of them io_uring or libaio carried IO_FAULTS_URING   reads and writes of io_uring are calls, too;
- * else io_uring is refused, so that all reads and writes are calls of the C library
+ *   IO_FAULTS_COUNT   a file that receives the number of calls when the process ends, how many of
+ *                     them io_uring or libaio carried, and how many bytes reads at offsets asked
+ * for IO_FAULTS_URING   reads and writes of io_uring are calls, too; else io_uring is refused, so
+ * that all reads and writes are calls of the C library
  *
  * It stands for libaio as well (DS_LIBAIO_LIBRARY): its functions are those of the kernel here. */
 #define _GNU_SOURCE
@@ -32,7 +33,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static atomic_long calls, carried;
+static atomic_long calls, carried, bytes_read;
 static int with_uring;
 static const char* folder;
 static size_t folder_length;
@@ -55,7 +56,8 @@ __attribute__((destructor)) static void tell_count(void) {
   const char* path = getenv("IO_FAULTS_COUNT");
   FILE* file = path ? fopen(path, "w") : NULL;
   if (file == NULL) return;
-  fprintf(file, "%ld %ld\n", atomic_load(&calls), atomic_load(&carried));
+  fprintf(file, "%ld %ld %ld\n", atomic_load(&calls), atomic_load(&carried),
+          atomic_load(&bytes_read));
   fclose(file);
 }
 
@@ -67,6 +69,7 @@ static int fails(void) {
 }
 /* How many of n bytes a call moves; -1: it fails. */
 static ssize_t moved(size_t n, int reads) {
+  if (reads) atomic_fetch_add(&bytes_read, (long)n);
   if (!chosen()) return (ssize_t)n;
   if (moves == NULL) {
     errno = fail_with;

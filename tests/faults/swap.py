@@ -123,7 +123,7 @@ def fail_calls(place, chooser, most, carrier):
     alone = shim(place, 0, {}, carrier)
     demand(place.weights_after("--load", "begun", environment=alone) == place.expected,
            "the shim alone changes weights")
-    calls, carried = map(int, (place.path / "calls").read_text().split())
+    calls, carried, _ = map(int, (place.path / "calls").read_text().split())
     if carrier != "threads" and carried == 0:
         print(f"{carrier} is not permitted here", flush=True)
         return
@@ -177,7 +177,7 @@ def fail_a_rank(place, chooser, most, carrier):
 
     status, said = both(0, {})
     demand(status == {0: 0, 1: 0}, "two ranks do not train:", status, *said)
-    calls, carried = map(int, (place.path / "calls").read_text().split())
+    calls, carried, _ = map(int, (place.path / "calls").read_text().split())
     if carrier != "threads" and carried == 0:
         return
     reason = {"no room": "No space left on device", "I/O error": "Input/output error",

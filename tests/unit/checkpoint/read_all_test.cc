@@ -2,6 +2,7 @@
 // the chunks, the bytes are those that were written; damage is found wherever it lies.
 #include <algorithm>
 #include <array>
+#include <fstream>
 #include <map>
 #include <numeric>
 
@@ -117,6 +118,59 @@ TEST_P(ReadAll, GivesEveryByte) {
     expect_all(reader, rng);
   }
   EXPECT_TRUE(reader.verify_all().empty());
+}
+
+// Ranges of tensors are read and checked alone: damage elsewhere is nobody's, in them it is found.
+TEST_P(ReadAll, RangesAreReadAndCheckedAlone) {
+  DS_SEED_TRACE();
+  std::mt19937_64 rng(test_seed() + 3);
+  const CheckpointReader whole = CheckpointReader::open(folder_.path() / "save");
+  const uint64_t chunk = whole.manifest().blobs.at(0).chunk_bytes;
+  for (const size_t item : {0, 1, 2, 3}) {  // whole, two runs, two halves by column, small
+    SCOPED_TRACE(item);
+    const std::vector<std::byte>& content = contents_[item];
+    const auto elements = static_cast<int64_t>(content.size() / 4);
+    const int64_t begin = elements / 3, end = begin + elements / 5 + 1;
+    const auto expected = std::span(content).subspan(static_cast<size_t>(begin) * 4,
+                                                     static_cast<size_t>(end - begin) * 4);
+    const TensorRecord& record = whole.tensor("t" + std::to_string(item), TensorKind::kModel);
+    std::vector<std::byte> out(expected.size()), pieces(expected.size());
+    const PieceSink sink = [&](uint64_t at, std::span<const std::byte> bytes) {
+      EXPECT_EQ(at % 4, 0u);
+      std::copy(bytes.begin(), bytes.end(), pieces.begin() + static_cast<std::ptrdiff_t>(at));
+    };
+    const std::vector<TensorTarget> targets{{&record, out, {}, ElementRange{begin, end}},
+                                            {&record, {}, sink, ElementRange{begin, end}}};
+    whole.check_all(targets);
+    whole.read_all(targets);
+    EXPECT_TRUE(std::equal(out.begin(), out.end(), expected.begin()));
+    EXPECT_TRUE(std::equal(pieces.begin(), pieces.end(), expected.begin()));
+  }
+  // Of the first tensor, which lies in one piece, everything but the range and its chunks goes bad.
+  const TensorRecord& record = whole.tensor("t0", TensorKind::kModel);
+  const uint64_t at = record.slices.at(0).range.offset;
+  const auto elements = static_cast<int64_t>(contents_[0].size() / 4);
+  const ElementRange range{elements / 2, elements / 2 + 100};
+  const uint64_t first = (at + static_cast<uint64_t>(range.begin) * 4) / chunk * chunk;
+  const uint64_t last = (at + static_cast<uint64_t>(range.end) * 4 + chunk - 1) / chunk * chunk;
+  const auto flip = [&](uint64_t place) {
+    std::ifstream file(blob(), std::ios::binary);
+    file.seekg(static_cast<std::streamoff>(place));
+    poke(blob(), place, static_cast<char>(file.get() ^ 1));
+  };
+  if (first > 0) flip(first - 1);
+  flip(last);
+  std::vector<std::byte> out(400);
+  const std::vector<TensorTarget> target{{&record, out, {}, range}};
+  const CheckpointReader reader = CheckpointReader::open(folder_.path() / "save");
+  reader.check_all(target);
+  reader.read_all(target);
+  EXPECT_TRUE(std::equal(out.begin(), out.end(),
+                         contents_[0].begin() + static_cast<std::ptrdiff_t>(range.begin) * 4));
+  flip(last - 1);
+  const CheckpointReader damaged = CheckpointReader::open(folder_.path() / "save");
+  EXPECT_EQ(error_of([&] { damaged.check_all(target); }).code(), Code::kCorrupt);
+  EXPECT_EQ(error_of([&] { damaged.read_all(target); }).code(), Code::kCorrupt);
 }
 
 TEST_P(ReadAll, FindsDamageWhereverItLies) {

@@ -27,11 +27,13 @@ Json planned(const Json& change) {
 }
 Json limited(int64_t bytes) { return {{"memory_plan", {{"limit_bytes", bytes}}}}; }
 
+// Of the system: accounts say less.
 int64_t needed(const Json& config) {
   PlanOptions options;
   options.on_gpu = false;
-  return plan_training(shape(), dump_json(config), options)["memory_per_rank"]["total"]
-      .get<int64_t>();
+  const Json memory = plan_training(shape(), dump_json(config), options)["memory_per_rank"];
+  EXPECT_GT(memory["reserved"].get<int64_t>(), memory["total"].get<int64_t>());
+  return memory["reserved"].get<int64_t>();
 }
 
 std::string refusal(const Json& config) {
@@ -90,6 +92,19 @@ TEST(MemoryCheck, WhatIsRefusedFitsByEveryAdvice) {
       EXPECT_LE(trained_peak(changed), limit * 1.05) << dump_json(remedy);
     }
   }
+}
+
+// What the accounts hold would fit, and what the process takes of the system for it would not.
+TEST(MemoryCheck, BlocksOfTheSystemCount) {
+  const Json config = planned(Json::object());
+  PlanOptions options;
+  options.on_gpu = false;
+  const Json memory = plan_training(shape(), dump_json(config), options)["memory_per_rank"];
+  const auto total = memory["total"].get<int64_t>(), reserved = memory["reserved"].get<int64_t>();
+  ASSERT_LT(total, reserved);
+  const std::string message = refusal(with(config, limited((total + reserved) / 2)));
+  EXPECT_NE(message.find("in blocks of the system"), std::string::npos) << message;
+  Engine(dump_json(with(config, limited(reserved))), models::Model::create(shape(), 1), nullptr);
 }
 
 TEST(MemoryCheck, NothingIsAllocatedBeforeARefusal) {

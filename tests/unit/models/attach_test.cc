@@ -67,6 +67,7 @@ class TestHolder : public nn::ModelWeights {
 
 TEST(Attach, WeightsStayWhereTheyAre) {
   const auto model = Model::create(small_config(), 3);
+  model->weights().make(model->context());
   const Tensor before = model->read(model->context(), 0);
   const std::vector<float> values = numbers(before);
   for (int i = 0; i < 2; ++i) {
@@ -117,6 +118,7 @@ TEST(Attach, LowerTypesComeBackAsFp32) {
 
 TEST(Attach, AnEngineThatCannotBeginLeavesTheModelAsItWas) {
   const auto model = Model::create(small_config(), 3);
+  model->weights().make(model->context());
   const Tensor before = model->read(model->context(), 0);
   TestHolder::fails_to_begin = true;
   EXPECT_EQ(code_of([&] { model->attach_engine<TestHolder>(); }), Code::kOutOfMemory);

@@ -1,5 +1,6 @@
 // Models out to Hugging Face folders and back: every spelling that files use, and what is refused.
 #include "models/weights.h"
+#include "models/saved_model.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,6 +14,7 @@
 #include "base/float16.h"
 #include "base/json.h"
 #include "checkpoint/safetensors.h"
+#include "models/saved_model.h"
 #include "models/weight_loaders.h"
 #include "unit/base/heard_log.h"
 
@@ -160,13 +162,59 @@ TEST_F(Weights, OpeningAndWritingHoldNoSecondCopy) {
     return account.peak(MemoryTag::kWorkspace) + account.peak(MemoryTag::kActivations) +
            account.peak(MemoryTag::kOther);
   };
+  static_cast<void>(model->reader());  // what is made is written from where it lies
   model->device()->account().reset_peaks();
   export_model(*model, folder_, DType::kBFloat16);
   const auto back = open_model(folder_);
+  static_cast<void>(back->reader());
   const int64_t bytes = 4 * model->parameters().elements();  // 15 MiB
   EXPECT_LT(beyond_masters(*model), bytes / 4);
   EXPECT_LT(beyond_masters(*back), bytes / 4);
   EXPECT_LT(back->device()->account().peak(MemoryTag::kParameters), bytes + bytes / 10);
+}
+
+// A folder or a checkpoint becomes another one through parts: its weights are never made.
+TEST_F(Weights, WhatIsOnlyConvertedIsNeverMade) {
+  Json large = config();
+  large["vocab_size"] = 60000;
+  large["n_embd"] = 64;
+  const fs::path saved = folder_ / "saved", plain = folder_ / "plain", again = folder_ / "again";
+  const auto made = Model::create(large, 4);
+  export_model(*made, plain, DType::kFloat32, 4'000'000);
+  save_model(*made, saved, "weights", "test");
+  const int64_t bytes = 4 * made->parameters().elements();  // 15 MiB
+  for (const fs::path& from : {plain, saved}) {
+    SCOPED_TRACE(from.filename());
+    for (const bool checkpoint : {false, true}) {
+      fs::remove_all(again);
+      const auto model = open_model(from);
+      const MemoryAccount& account = model->device()->account();
+      model->device()->account().reset_peaks();
+      if (checkpoint) {
+        save_model(*model, again, "weights", "test");
+      } else {
+        export_model(*model, again, DType::kFloat32);
+      }
+      EXPECT_EQ(account.peak(MemoryTag::kParameters), 0);
+      EXPECT_LT(account.total_peak(), bytes / 2);  // of the table of tokens alone: 15 MiB
+      const auto back = open_model(again);
+      EXPECT_EQ(std::memcmp(train_state(*back).masters().all().raw(),
+                            train_state(*made).masters().all().raw(), static_cast<size_t>(bytes)),
+                0);
+    }
+  }
+}
+
+// Where a checkpoint replaces the one that the weights come from, they are read before that.
+TEST_F(Weights, ACheckpointMayReplaceItsSource) {
+  save_model(*Model::create(config(), 4), folder_, "weights", "test");
+  const auto model = open_model(folder_);
+  save_model(*model, folder_, "weights", "test");
+  const Tensor value = model->get("wte.weight");
+  const auto expected = Model::create(config(), 4);
+  EXPECT_EQ(std::memcmp(value.raw(), expected->get("wte.weight").raw(),
+                        static_cast<size_t>(value.bytes())),
+            0);
 }
 
 TEST_F(Weights, OwnParametersAreWrittenByTheirNames) {

@@ -36,6 +36,8 @@ struct FileCounts {
   // How many bytes of the next write arrive, and what then happens: 0 is a short write that makes
   // no progress. None: all arrive.
   std::function<std::pair<int64_t, int>(const std::string& file, int64_t bytes)> fault;
+  // Whether the next read of a file fails. None: no read does.
+  std::function<bool(const std::string& file)> read_fault;
 };
 
 class FileStore : public ArrayStore {
@@ -151,6 +153,10 @@ class FileStore : public ArrayStore {
 
   void read(const Tensor& memory, int64_t begin) {
     ++counts_->reads;
+    if (counts_->read_fault && counts_->read_fault(path_.filename())) {
+      errno = EIO;
+      fail_errno("cannot read", path_, str_cat("at byte ", begin * item()));
+    }
     auto* const bytes = static_cast<std::byte*>(memory.raw());
     for (int64_t done = 0; done < memory.bytes();) {
       const int64_t offset = begin * item() + done;

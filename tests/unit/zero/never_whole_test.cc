@@ -77,12 +77,14 @@ TEST_P(NeverWhole, RanksMakeTheirParts) {
     }
   }
   for (const int stage : {0, 1, 3}) {
-    for (const bool bf16 : {false, true}) {
-      SCOPED_TRACE(str_cat("stage ", stage, ", bf16 ", bf16));
+    for (const std::string form : {"fp32", "bf16", "split"}) {
+      SCOPED_TRACE(str_cat("stage ", stage, ", ", form));
+      const bool bf16 = form != "fp32", split = form == "split";
       run_ranks(kRanks, [&](const std::shared_ptr<Communicator>& comm) {
         const auto model = begin();
         const MemoryAccount& account = model->device()->account();
-        Engine engine(dump_json(stage_config(stage, {{"bf16", {{"enabled", bf16}}}})), model, comm);
+        const Json precision = {{"enabled", bf16}, {"split_master", split}};
+        Engine engine(dump_json(stage_config(stage, {{"bf16", precision}})), model, comm);
         const double p = static_cast<double>(model->parameters().elements());
         double trainable = 0;
         for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
@@ -91,9 +93,10 @@ TEST_P(NeverWhole, RanksMakeTheirParts) {
         }
         // What the stage leaves on a rank: masters, and the copy that is computed with.
         const double share = 1.0 / kRanks;
-        const double weights = p * (bf16 ? (stage == 0   ? 6
-                                            : stage == 1 ? 2 + 4 * share
-                                                         : 6 * share)
+        const double beside = split ? 2 : 4;
+        const double weights = p * (bf16 ? (stage == 0   ? 2 + beside
+                                            : stage == 1 ? 2 + beside * share
+                                                         : (2 + beside) * share)
                                          : (stage == 3 ? 4 * share : 4));
         // Gradients and moments are made with the engine.
         const double all = weights + trainable * (stage == 0 ? 1 : share) * 12;
@@ -102,6 +105,45 @@ TEST_P(NeverWhole, RanksMakeTheirParts) {
         EXPECT_TRUE(same_bits(all_weights(engine), whole));
       });
     }
+  }
+}
+
+// One process makes its masters in the form that they stay in: none in fp32 comes before smaller
+// ones.
+TEST_P(NeverWhole, OneProcessMakesMastersInTheirForm) {
+  const Folder folder;
+  GetParam().write(folder.path("model"));
+  const auto begin = [&] { return GetParam().begin(folder.path("model")); };
+  std::vector<float> whole, rounded;
+  {
+    const auto model = begin();
+    const models::Model::Use use(*model);
+    for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
+      for (const float x : flat(master_of(*model, id))) {
+        whole.push_back(x);
+        rounded.push_back(to_float(to_bfloat16(x)));
+      }
+    }
+  }
+  struct Form {
+    const char* name;
+    Json bf16;
+    double bytes;  // per parameter, of masters and weights
+  };
+  const Json enabled = {{"enabled", true}};
+  for (const Form& form : {Form{"fp32 beside bf16", enabled, 6},
+                           Form{"split", with(enabled, {{"split_master", true}}), 4},
+                           Form{"rounded",
+                                with(enabled, {{"bf16_master_weights_and_grads", true},
+                                               {"bf16_optimizer_states", true}}),
+                                2}}) {
+    SCOPED_TRACE(form.name);
+    const auto model = begin();
+    const MemoryAccount& account = model->device()->account();
+    Engine engine(dump_json(stage_config(1, {{"bf16", form.bf16}})), model, nullptr);
+    const auto p = static_cast<double>(model->parameters().elements());
+    EXPECT_LT(static_cast<double>(account.peak(MemoryTag::kParameters)), (form.bytes + 0.2) * p);
+    EXPECT_TRUE(same_bits(all_weights(engine), form.bytes == 2 ? rounded : whole));
   }
 }
 

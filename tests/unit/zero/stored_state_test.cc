@@ -470,8 +470,7 @@ TEST(StoredStateFaults, AnEngineThatCannotBeMadeLeavesTheModelAsItWas) {
     const auto plain = make_rank_engine(memory, nullptr);
     for (int i = 0; i < 2; ++i) plain->train_batch();
     const auto model = make_rank_model(memory);
-    const int64_t arrays = split ? 5 : 4;  // masters, low halves, gradients, two states
-    for (int64_t i = 0; i < arrays; ++i) {
+    for (int64_t i = 0; i < 4; ++i) {  // masters or low halves, gradients, two states
       SCOPED_TRACE(i);
       const auto factory = std::make_shared<FileFactory>(kPart);
       factory->refused = i;
@@ -480,8 +479,8 @@ TEST(StoredStateFaults, AnEngineThatCannotBeMadeLeavesTheModelAsItWas) {
                   HasSubstr("no room for"));
       EXPECT_TRUE(fs::is_empty(factory->folder()));
     }
-    for (const char* const file : {"masters", "low_halves"}) {
-      if (!split && file == std::string("low_halves")) continue;
+    {
+      const char* const file = split ? "low_halves" : "masters";
       SCOPED_TRACE(file);
       const auto factory = std::make_shared<FileFactory>(kPart);
       int count = 0;
@@ -525,6 +524,87 @@ TEST(StoredStateFaults, RanksThatCannotMakeTheirArraysKeepWhatIsNotSpread) {
       }
     });
   }
+}
+
+// Values that cannot be written where they are set may be there in part: nobody goes on with them.
+// What the call says is wrong with its arguments changes nothing.
+TEST(StoredStateFaults, ValuesThatCannotBeWrittenMarkTheModelAndALoadGoesOn) {
+  const Job memory{1, zero_config(0, Json::object(), {{"bf16", {{"enabled", true}}}})};
+  const auto plain = make_rank_engine(memory, nullptr);
+  for (int i = 0; i < 3; ++i) plain->train_batch();
+  const auto arrays = std::make_shared<FileFactory>(kPart);
+  arrays->counts->late = true;
+  Job job = memory;
+  job.arrays = [&] { return arrays; };
+  const auto engine = make_rank_engine(job, nullptr);
+  const Folder folder;
+  for (int i = 0; i < 2; ++i) engine->train_batch();
+  engine->save(folder.path(), "two");
+  const std::string name = "h.1.mlp.c_fc.weight";
+  const Tensor value = copied_to_host(engine->model()->get(name), make_cpu_device());
+  const Tensor flat_value = value.view({value.elements()});
+  struct Way {
+    const char* file;
+    std::function<void()> set;
+  };
+  for (const Way& way :
+       {Way{"masters", [&] { engine->model()->set(name, value); }},
+        Way{"masters", [&] { engine->values().set_local(name, "parameter", flat_value); }},
+        Way{"exp_avg_sq", [&] { engine->values().set_local(name, "exp_avg_sq", flat_value); }},
+        Way{"exp_avg", [&] { engine->values().set_optimizer_state(name, "exp_avg", value); }}}) {
+    SCOPED_TRACE(way.file);
+    error_of(Code::kNotFound,
+             [&] { engine->values().set_local(name, "no_such_state", flat_value); });
+    arrays->counts->fault = [&](const std::string& file, int64_t bytes) {
+      return file.starts_with(way.file) ? std::pair(int64_t{12}, EIO) : std::pair(bytes, 0);
+    };
+    EXPECT_THAT(error_of(Code::kIo, way.set),
+                AllOf(HasSubstr((arrays->folder() / way.file).string()), HasSubstr("at byte "),
+                      HasSubstr("Input/output error")));
+    arrays->counts->fault = {};
+    EXPECT_THAT(
+        error_of(Code::kState, [&] { engine->train_batch(); }),
+        AllOf(HasSubstr(name), HasSubstr("failed half way"), HasSubstr("Load a checkpoint")));
+    EXPECT_EQ(arrays->counts->mapped, 0);
+    engine->load(folder.path(), "two");
+  }
+  engine->train_batch();
+  EXPECT_TRUE(same_bits(all_weights(*engine), all_weights(*plain)));
+}
+
+// What cannot be read is told with its file, and training goes on as if nobody had asked.
+TEST(StoredStateFaults, ValuesThatCannotBeReadLeaveTheEngineAsItWas) {
+  const Job memory{1, zero_config(0, Json::object(), {{"bf16", {{"enabled", true}}}})};
+  const auto plain = make_rank_engine(memory, nullptr);
+  for (int i = 0; i < 3; ++i) plain->train_batch();
+  const auto arrays = std::make_shared<FileFactory>(kPart);
+  Job job = memory;
+  job.arrays = [&] { return arrays; };
+  const auto engine = make_rank_engine(job, nullptr);
+  for (int i = 0; i < 2; ++i) engine->train_batch();
+  const std::string name = "h.1.mlp.c_fc.weight";
+  const Folder folder;
+  for (const char* const file : {"masters", "exp_avg_sq"}) {
+    SCOPED_TRACE(file);
+    const bool masters = file == std::string("masters");
+    arrays->counts->read_fault = [&](const std::string& read) { return read.starts_with(file); };
+    const std::vector<std::function<void()>> ways = {
+        [&] { static_cast<void>(engine->values().local(name, masters ? "parameter" : file)); },
+        [&] {
+          masters ? static_cast<void>(engine->model()->get(name))
+                  : static_cast<void>(engine->values().optimizer_state(name, file));
+        },
+        [&] { engine->save(folder.path(), "never"); }};
+    for (const auto& way : ways) {
+      EXPECT_THAT(error_of(Code::kIo, way), AllOf(HasSubstr((arrays->folder() / file).string()),
+                                                  HasSubstr("Input/output error")));
+      EXPECT_EQ(arrays->counts->mapped, 0);
+    }
+    arrays->counts->read_fault = {};
+  }
+  EXPECT_TRUE(fs::is_empty(folder.path()));
+  engine->train_batch();
+  EXPECT_TRUE(same_bits(all_weights(*engine), all_weights(*plain)));
 }
 
 // One rank's file fails in the middle of a step: the others learn of it where they next wait for
