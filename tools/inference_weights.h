@@ -1,6 +1,6 @@
 // The options --device, --weights, --group-size, --int8-activations, --weights-folder,
-// --max-in-cpu, --read-ahead, --threads, --kv-block-tokens and --kv-pool-tokens of what runs a model
-// without training it.
+// --max-in-cpu, --read-ahead, --threads, --kv-block-tokens and --kv-pool-tokens of what runs a
+// model without training it.
 #pragma once
 
 #include <CLI/App.hpp>
