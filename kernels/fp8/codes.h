@@ -48,7 +48,8 @@ constexpr uint8_t fp8_code(float x, float scale) {
     const uint32_t rounded = size + ((1u << (kDrop - 1)) - 1) + (size >> kDrop & 1u);
     code = (rounded >> kDrop) - (uint32_t{127 - Format::kBias} << Format::kMantissa);
   }
-  return static_cast<uint8_t>(sign | std::min(code, Format::kLargest));
+  // Not std::min: a GPU has no address of the constant, and nvcc makes of a reference to it a trap.
+  return static_cast<uint8_t>(sign | (code < Format::kLargest ? code : Format::kLargest));
 }
 
 template <Fp8Format kFormat>
