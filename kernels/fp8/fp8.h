@@ -95,7 +95,7 @@ struct Fp8Matmul {
   void* c = nullptr;                       // dense
   bool accumulate = false;
   // Sums may keep less than fp32: Hopper's tensor cores add codes with fewer bits, and without this
-  // their sums go to fp32 every few terms.
+  // their sums go to fp32 every few terms (which lose those bits all the same).
   bool fast_accumulation = false;
   void* workspace = nullptr;
   int64_t workspace_bytes = 0;

@@ -176,8 +176,8 @@ bool bias_fits(const Matmul& p) {
 }
 
 bool activation_fits(const Matmul& p) {
-  return p.activation == ActivationKind::kGeluTanh && p.pre != nullptr && p.pre_stride % 8 == 0 &&
-         alignment_of(p.pre) >= 16;
+  return p.activation == ActivationKind::kGeluTanh && p.out != MatmulType::kFloat32 &&
+         p.pre != nullptr && p.pre_stride % 8 == 0 && alignment_of(p.pre) >= 16;
 }
 
 bool sums_fit(const Matmul& p, const float* sums) {

@@ -14,9 +14,10 @@
 //   * any form are served by kernels of our own (matmul_cuda.cu): 16-bit operands on tensor cores;
 //   * most forms by cuBLASLt where it is there (matmul_cublaslt.h) and has an algorithm: not those
 //     with k = 0, sizes above 2^31 - 1, or a bias of another type than C or not at a multiple of 16
-//     bytes. Of activations it applies GELU by its tanh form, and its derivative, where there is a
-//     `pre`, at multiples of 16 bytes and 8 elements; the others are a kernel of our own after its
-//     product.
+//     bytes. Of activations it applies GELU by its tanh form, and its derivative, to results of 16
+//     bits where there is a `pre`, at multiples of 16 bytes and 8 elements; the others are a kernel
+//     of our own after its product. For some sizes it rounds a product to 16 bits before it adds
+//     the bias.
 //     DS_CUBLASLT_LIBRARY=off excludes it, another value is the file to open.
 // Both sum in fp32 and multiply fp32 without rounding it to TF32, which GpuPolicy::tf32 allows to
 // cuBLASLt; our own kernels never do. The same problem has the same bits on equal GPUs with the

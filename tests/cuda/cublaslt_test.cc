@@ -142,7 +142,10 @@ TEST_F(CublasLt, ActivationsAreFusedWhereTheyAreOurs) {
   for (const auto& [in, out] : kTypes) {
     cublaslt().products.clear();
     check(p, in, out, 0, 0, false, true, 4, true);
-    EXPECT_THAT(cublaslt().products, ElementsAre(CUBLASLT_EPILOGUE_GELU_AUX));
+    // Not for fp32, for which its tanh is too rough.
+    EXPECT_THAT(cublaslt().products,
+                ElementsAre(out == DType::kFloat32 ? CUBLASLT_EPILOGUE_DEFAULT
+                                                   : CUBLASLT_EPILOGUE_GELU_AUX));
   }
   cublaslt().products.clear();
   check_bf16(p, true, true);

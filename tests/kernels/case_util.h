@@ -106,6 +106,12 @@ inline Tensor guarded_tensor(DType dtype, const Shape& shape) {
   return {std::move(storage), guard_front(dtype), dtype, shape};
 }
 
+// What rounding a product with a bias to its type adds. On a GPU cuBLASLt rounds some products to
+// the type before it adds the bias, and then once more.
+inline double biased_roundoff(DType dtype) {
+  return (case_memory().kind == DeviceKind::kCuda ? 2 : 1) * storage_roundoff(dtype);
+}
+
 inline bool guards_intact(const Tensor& tensor) {
   const Storage& storage = *tensor.storage();
   const auto* base = static_cast<const unsigned char*>(storage.data());

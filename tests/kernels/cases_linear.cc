@@ -59,7 +59,10 @@ void compare_product(CaseResult& result, const std::string& what, const Tensor& 
                        .accumulate = !before.empty(),
                        .c = expected.data(),
                        .magnitude = magnitude.data()});
-  compare(result, what, actual, expected, sum_tolerance(k + 2, actual.dtype()), magnitude);
+  Tolerance tolerance = sum_tolerance(k + 2, DType::kFloat32);
+  tolerance.relative +=
+      bias != nullptr ? biased_roundoff(actual.dtype()) : storage_roundoff(actual.dtype());
+  compare(result, what, actual, expected, tolerance, magnitude);
 }
 
 // (dy w) gelu'(pre), and its column sums where the product does not leave them to that of dw.
