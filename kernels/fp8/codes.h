@@ -100,7 +100,7 @@ constexpr void fp8_update_one(const Fp8Update& call, Fp8Format format, int64_t t
   call.amax[tensor] = 0;
   if (!(most > 0)) return;
   call.scale[tensor] = fp8_scale(format, most, call.margin);
-  call.inverse[tensor] = fp8_inverse(call.scale[tensor]);
+  call.inverse[tensor * call.inverse_step] = fp8_inverse(call.scale[tensor]);
 }
 
 // Calls fn with the format as a std::integral_constant.

@@ -75,8 +75,11 @@ struct Fp8Update {
   float* amax = nullptr;     // [tensors]
   float* history = nullptr;  // [tensors, length], newest first
   float* scale = nullptr;    // [tensors]
-  float* inverse = nullptr;  // [tensors]
+  float* inverse = nullptr;  // [tensors], inverse_step apart
+  int64_t inverse_step = 1;
 };
+// With this step every inverse lies at a multiple of 16 bytes, where cuBLASLt reads it.
+inline constexpr int64_t kFp8InverseStep = 4;
 inline constexpr int64_t kMostFp8Kinds = 4;
 void fp8_update(const Fp8Update& call, ThreadPool& pool);
 void fp8_update(const Fp8Update& call, const GpuStream& on);
@@ -101,7 +104,7 @@ struct Fp8Matmul {
   int64_t workspace_bytes = 0;
 };
 // False when that is not to be had (only cuBLASLt does it, with sizes that are multiples of 16 and
-// addresses of 16 bytes): then nothing was done.
+// addresses of 16 bytes, those of the inverses too): then nothing was done.
 bool fp8_matmul(const Fp8Matmul& problem, const GpuStream& on);
 // Scratch for it.
 int64_t fp8_matmul_workspace(const Fp8Matmul& problem, const GpuStream& on);

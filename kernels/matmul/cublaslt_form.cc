@@ -192,7 +192,8 @@ bool slope_fits(const Matmul& p) {
 bool codes_fit(const Fp8Matmul& p) {
   const auto fits = [](const void* at) { return at == nullptr || alignment_of(at) >= 16; };
   return p.m % 16 == 0 && p.n % 16 == 0 && p.k % 16 == 0 && fits(p.a) && fits(p.b) && fits(p.c) &&
-         fits(p.bias) && (p.bias == nullptr || p.out == MatmulType::kBFloat16) &&
+         fits(p.bias) && fits(p.a_inverse) && fits(p.b_inverse) &&
+         (p.bias == nullptr || p.out == MatmulType::kBFloat16) &&
          !(p.a_format == Fp8Format::kE5M2 && p.b_format == Fp8Format::kE5M2);
 }
 

@@ -90,7 +90,8 @@ bool activation_fits(const Matmul& p);
 bool sums_fit(const Matmul& p, const float* sums);
 // Its aux is what the forward product wrote, by the same rules.
 bool slope_fits(const Matmul& p);
-// On Hopper codes of 8 bits are multiplied in one layout, by rows of k, in multiples of 16.
+// On Hopper codes of 8 bits are multiplied in one layout, by rows of k, in multiples of 16. Scales
+// that do not lie at 16 bytes are refused with the product itself (cuBLASLt 13.1).
 bool codes_fit(const Fp8Matmul& p);
 
 // `activate`: in the product, else its argument is left where it is wanted.

@@ -23,7 +23,7 @@ Fp8Linears::Fp8Linears(const OpContext& ctx, const ParameterSet& parameters,
     return Tensor::zeros(ctx.device, DType::kFloat32, shape, MemoryTag::kParameters);
   };
   scale_ = numbers({layers * kRoles});
-  inverse_ = numbers({layers * kRoles});
+  inverse_ = numbers({layers * kRoles, kernels::kFp8InverseStep});
   amax_ = numbers({layers * kRoles});
   history_ = numbers({layers * kRoles, options.history});
   scaled_.assign(static_cast<size_t>(layers * kRoles), false);
@@ -32,8 +32,11 @@ Fp8Linears::Fp8Linears(const OpContext& ctx, const ParameterSet& parameters,
 }
 
 ops::Fp8Scaling Fp8Linears::scaling(int64_t place) const {
-  return {scale_.slice(0, place, place + 1), inverse_.slice(0, place, place + 1),
-          amax_.slice(0, place, place + 1)};
+  return {scale_.slice(0, place, place + 1), inverse(place), amax_.slice(0, place, place + 1)};
+}
+
+Tensor Fp8Linears::inverse(int64_t place) const {
+  return inverse_.slice(0, place, place + 1).slice(1, 0, 1);
 }
 
 ops::Fp8Format Fp8Linears::format(Role role) const {
@@ -130,7 +133,7 @@ void Fp8Linears::restore(ParamId weight, const Tensor& saved) {
   const int64_t length = options_.history;
   for (int64_t role = 0; role < kRoles; ++role) {
     const int64_t at = place(weight, static_cast<Role>(role));
-    float scale = 0, inverse = 0, amax = 0;
+    float scale = 0, inverted = 0, amax = 0;
     std::vector<float> history(static_cast<size_t>(length), 0.0f);
     if (saved) {
       const int64_t columns = saved.size(1);
@@ -143,11 +146,11 @@ void Fp8Linears::restore(ParamId weight, const Tensor& saved) {
       DS_CHECK(sound && (scale == 0 || std::frexp(scale, &exponent) == 0.5f), Code::kCorrupt,
                "the checkpoint's fp8 scaling of ", parameters_[weight].name,
                " holds numbers that no training makes");
-      inverse = scale > 0 ? 1 / scale : 0;
+      inverted = scale > 0 ? 1 / scale : 0;
       std::copy_n(row.begin() + 2, std::min(columns - 2, length), history.begin());
     }
     copy_from_host(&scale, scale_.slice(0, at, at + 1));
-    copy_from_host(&inverse, inverse_.slice(0, at, at + 1));
+    copy_from_host(&inverted, inverse(at));
     copy_from_host(&amax, amax_.slice(0, at, at + 1));
     copy_from_host(history.data(), history_.slice(0, at, at + 1));
     scaled_[static_cast<size_t>(at)] = scale > 0;

@@ -73,6 +73,7 @@ class Fp8Linears {
     return layer_of_[static_cast<size_t>(weight)] * kRoles + static_cast<int64_t>(role);
   }
   ops::Fp8Scaling scaling(int64_t place) const;
+  Tensor inverse(int64_t place) const;
   ops::Fp8Format format(Role role) const;
   ops::Fp8Tensor cast(const OpContext& ctx, ParamId weight, Role role, const ops::Fp8Source& x,
                       Sides sides, Tensor& sums);
@@ -81,7 +82,8 @@ class Fp8Linears {
   Fp8Options options_;
   std::vector<ParamId> weights_;       // that are multiplied so
   std::vector<int64_t> layer_of_;      // by parameter; -1: it is not
-  Tensor scale_, inverse_, amax_;      // [layers * kRoles]
+  Tensor scale_, amax_;                // [layers * kRoles]
+  Tensor inverse_;                     // the same, kFp8InverseStep apart
   Tensor history_;                     // [layers * kRoles, history], newest first
   std::vector<bool> scaled_;           // by place: there is a scale
   std::vector<ops::Fp8Tensor> codes_;  // of weights, by layer

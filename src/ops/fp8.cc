@@ -239,7 +239,8 @@ void fp8_update(const OpContext& ctx, const Fp8Histories& all) {
   const int64_t n = all.amax.elements();
   check_dense(all.amax, op, "amax", DType::kFloat32, {n});
   check_dense(all.scale, op, "scale", DType::kFloat32, {n});
-  check_dense(all.inverse, op, "inverse", DType::kFloat32, {n});
+  const int64_t step = all.inverse.dims() == 2 ? all.inverse.size(1) : 1;
+  check_elements(all.inverse, op, "inverse", DType::kFloat32, n * step);
   check_dense(all.history, op, "history", DType::kFloat32);
   DS_CHECK(all.history.dims() == 2 && all.history.size(0) == n && all.history.size(1) >= 1,
            Code::kInvalidArgument, op, ": history must be [", n, ", steps], not ",
@@ -258,6 +259,7 @@ void fp8_update(const OpContext& ctx, const Fp8Histories& all) {
   call.history = all.history.data<float>();
   call.scale = all.scale.data<float>();
   call.inverse = all.inverse.data<float>();
+  call.inverse_step = step;
   run(ctx, [&](auto& on) { kernels::fp8_update(call, on); });
 }
 

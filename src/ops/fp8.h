@@ -83,7 +83,7 @@ struct Fp8Histories {
   std::span<const Fp8Format> formats;  // of kinds; tensor t is of kind t % kinds
   bool most_recent = false;
   int margin = 0;
-  Tensor amax, history, scale, inverse;
+  Tensor amax, history, scale, inverse;  // `inverse` may be [tensors, n], of which column 0 counts
 };
 void fp8_update(const OpContext& ctx, const Fp8Histories& all);
 

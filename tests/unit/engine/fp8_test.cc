@@ -247,6 +247,22 @@ TEST_F(Fp8Layer, LayersThatReadOneTensorShareItsCodes) {
   state_->weights().end_pass();
 }
 
+// Where cuBLASLt refuses others, without a word.
+TEST_F(Fp8Layer, InversesLieAtMultiplesOf16Bytes) {
+  state_->weights().set_fp8(std::make_unique<nn::Fp8Linears>(ctx_, parameters_, nn::Fp8Options{}));
+  nn::Fp8Linears& fp8 = *state_->weights().fp8();
+  const Tensor x = random_bf16({kRows, kIn}, 1), dy = random_bf16({kRows, kOut}, 1);
+  Tensor db;
+  for (const nn::ParamId id : {w_, other_}) {
+    for (const ops::Fp8Tensor& codes :
+         {fp8.input(ctx_, id, x.slice(0, 0, id == w_ ? kRows : 8), {}),
+          fp8.weight(ctx_, id, random_bf16({kOut, kIn}, 1), {}),
+          fp8.gradient(ctx_, id, dy, {}, db)}) {
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(codes.inverse.raw()) % 16, 0u);
+    }
+  }
+}
+
 // The adapter's products are of the compute type, and the layer's are what they are without it.
 TEST_F(Fp8Layer, AnAdapterStandsBesideTheCodes) {
   constexpr int64_t kRank = 4;
