@@ -102,9 +102,8 @@ inline Tensor guarded_tensor(DType dtype, const Shape& shape) {
   std::memset(static_cast<std::byte*>(memory) + guard_front(dtype), 0xFF,
               static_cast<size_t>(payload));
   // It goes back where it came from, though rows may lie elsewhere by then.
-  auto storage =
-      std::make_shared<Storage>(case_memory().kind, 0, memory, total, false,
-                                [memory, give = case_memory().give] { give(memory); });
+  auto storage = std::make_shared<Storage>(case_memory().kind, 0, memory, total, false,
+                                           [memory, give = case_memory().give] { give(memory); });
   return {std::move(storage), guard_front(dtype), dtype, shape};
 }
 
