@@ -18,6 +18,8 @@ namespace {
 
 using kernels::AttentionChoice;
 using kernels::GpuStream;
+// Without it ops::run would take the host's threads here, and nothing would be asked of cuDNN.
+static_assert(ops::kWithCuda);
 
 constexpr DType kB = DType::kBFloat16;
 constexpr int kRuns = 20;
@@ -192,7 +194,8 @@ TEST_F(CudnnBits, TwentyRunsRepeatTheirBits) {
         const std::string what =
             str_cat(layer.name, strictly ? ", strict, " : ", default, ", kNames[t]);
         std::cout << what << ": " << found[t].elements << " elements differ, by "
-                  << found[t].largest << " roundings\n";
+                  << found[t].largest << " roundings\n"
+                  << std::flush;
         RecordProperty(what, str_cat(found[t].elements));
         EXPECT_LE(found[t].largest, 1.0) << what;
         if (strictly) {

@@ -179,7 +179,7 @@ TEST_F(GpuDlpack, ViewsOfWeightsAndGradients) {
     ds_tensor_info info = DS_TENSOR_INFO_INIT;
     ASSERT_EQ(ds_tensor_describe(gradients, &info), DS_OK);
     const std::vector<float> before = read(weights), values = numbers();
-    ASSERT_EQ(cudaMemcpy(info.data, values.data(), kElements * 4, cudaMemcpyDefault), cudaSuccess);
+    copy_and_wait(values, info.data);
     ds_step_report report = {};
     report.struct_size = sizeof report;
     ASSERT_EQ(ds_engine_step(own.engine, &report), DS_OK) << ds_last_error_message();

@@ -17,6 +17,14 @@ namespace ds::dlpack_test {
 
 constexpr int64_t kRows = 3, kColumns = 5, kElements = kRows * kColumns;
 
+// cudaMemcpy from pageable memory returns when the numbers were read, not when they are there, and
+// the library's streams do not wait for CUDA's legacy default stream: it expects memory ready.
+inline void copy_and_wait(const std::vector<float>& values, void* to) {
+  EXPECT_EQ(cudaMemcpy(to, values.data(), values.size() * sizeof(float), cudaMemcpyDefault),
+            cudaSuccess);
+  EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
+}
+
 // Memory of cuda:0 with a deleter that counts, as a framework would give it.
 struct Loan {
   explicit Loan(const std::vector<float>& values, int gpu = 0) {
@@ -39,10 +47,7 @@ struct Loan {
   Loan(const Loan&) = delete;
   Loan& operator=(const Loan&) = delete;
 
-  void put(const std::vector<float>& values) {
-    EXPECT_EQ(cudaMemcpy(data, values.data(), values.size() * sizeof(float), cudaMemcpyDefault),
-              cudaSuccess);
-  }
+  void put(const std::vector<float>& values) { copy_and_wait(values, data); }
   std::vector<float> get() const {
     std::vector<float> values(kElements);
     EXPECT_EQ(cudaMemcpy(values.data(), data, kElements * sizeof(float), cudaMemcpyDefault),

@@ -269,14 +269,19 @@ TEST_F(GpuZero, RanksWithFewerBatchesJoin) {
 
 // ---- what is refused ----
 
-TEST_F(GpuZero, GroupsThatMoveNoGpuMemoryAreRefused) {
+class GpuZeroOnOne : public GpuZero {
+ protected:
+  int least_gpus() const override { return 1; }
+};
+
+TEST_F(GpuZeroOnOne, GroupsThatMoveNoGpuMemoryAreRefused) {
   for (const auto& comm : make_local_group(2)) {  // each rank by itself: it waits for nobody
-    EXPECT_THAT(error_of(Code::kUnsupported,
-                         [&] {
-                           make_rank_engine(Where::kGpus, {2, zero_config(2)}, comm);
-                         }),
-                ::testing::AllOf(HasSubstr("2 ranks are to train it over transport \"shm\""),
-                                 HasSubstr("\"nccl\"")));
+    auto model = models::Model::create(tiny_model(), 3);
+    model->set_device(make_cuda_device(0));
+    EXPECT_THAT(
+        error_of(Code::kUnsupported, [&] { Engine(dump_json(zero_config(2)), model, comm); }),
+        ::testing::AllOf(HasSubstr("2 ranks are to train it over transport \"shm\""),
+                         HasSubstr("\"nccl\"")));
   }
 }
 

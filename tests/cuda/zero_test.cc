@@ -22,11 +22,13 @@ void PrintTo(const Variant& variant, std::ostream* out) {
        << variant.accumulation;
 }
 
-class GpuStages : public GpuZero, public ::testing::WithParamInterface<Variant> {};
+class GpuStages : public GpuZero, public ::testing::WithParamInterface<Variant> {
+ protected:
+  int least_gpus() const override { return GetParam().world; }
+};
 
 TEST_P(GpuStages, FollowOneGpuWithTheJointBatch) {
   const Variant& variant = GetParam();
-  if (gpus_ < variant.world) GTEST_SKIP() << "needs " << variant.world << " GPUs";
   const auto config = [&](int stage, int ranks) {
     return with(zero_config(stage, fine(), variant.bf16 ? kBf16 : Json::object()),
                 {{"gradient_accumulation_steps", variant.accumulation},

@@ -56,7 +56,10 @@ class GpuZero : public ::testing::Test {
 #endif
     std::string why_none;
     gpus_ = static_cast<int>(list_cuda_devices(&why_none).size());
-    if (gpus_ < 2) GTEST_SKIP() << "needs two GPUs: " << (gpus_ == 0 ? why_none : "there is one");
+    if (gpus_ < least_gpus()) {
+      GTEST_SKIP() << "needs " << least_gpus()
+                   << " GPUs: " << (gpus_ == 0 ? why_none : str_cat("found ", gpus_));
+    }
     try {
       comm::nccl::open_library(nccl_options().nccl_library);
     } catch (const Error& error) {
@@ -71,6 +74,8 @@ class GpuZero : public ::testing::Test {
     EXPECT_EQ(control().live(), 0) << "communicators of NCCL are left";
 #endif
   }
+
+  virtual int least_gpus() const { return 2; }
 
   int gpus_ = 0;
 };

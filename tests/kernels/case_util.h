@@ -101,8 +101,9 @@ inline Tensor guarded_tensor(DType dtype, const Shape& shape) {
   std::memset(memory, kGuardValue, static_cast<size_t>(total));
   std::memset(static_cast<std::byte*>(memory) + guard_front(dtype), 0xFF,
               static_cast<size_t>(payload));
+  // It goes back where it came from, though rows may lie elsewhere by then.
   auto storage = std::make_shared<Storage>(case_memory().kind, 0, memory, total, false,
-                                           [memory] { case_memory().give(memory); });
+                                           [memory, give = case_memory().give] { give(memory); });
   return {std::move(storage), guard_front(dtype), dtype, shape};
 }
 

@@ -114,6 +114,21 @@ bool fits(const void* pointer, size_t count) {
   return static_cast<const char*>(pointer) + count <= block->first + block->second.size;
 }
 
+// cudaMalloc on the calling thread's GPU; `front` more bytes lie before the block.
+cudaError_t make_block(int gpu, void** block, size_t size, size_t front) {
+  for (const cudaStream_t stream : world().streams) {
+    if (stream->capture != nullptr && !stream->capture->relaxed) return spoil(stream);
+  }
+  const auto bytes = static_cast<int64_t>(size);
+  if (bytes > world().bytes_each - world().used[gpu]) return done(cudaErrorMemoryAllocation);
+  auto* const base = static_cast<char*>(std::aligned_alloc(256, front + (size + 255) / 256 * 256));
+  std::memset(base, 0xA5, front + size);
+  world().used[gpu] += bytes;
+  world().blocks[base + front] = {gpu, bytes, base};
+  *block = base + front;
+  return cudaSuccess;
+}
+
 }  // namespace
 }  // namespace ds::testing::stand_in
 
@@ -214,22 +229,14 @@ cudaError_t cudaSetDevice(int index) {
 
 cudaError_t cudaMalloc(void** block, size_t size) {
   STAND_IN_BEGIN(cudaMalloc);
-  for (const cudaStream_t stream : world().streams) {
-    if (stream->capture != nullptr && !stream->capture->relaxed) return spoil(stream);
-  }
-  const auto bytes = static_cast<int64_t>(size);
-  if (bytes > world().bytes_each - world().used[gpu]) return done(cudaErrorMemoryAllocation);
-  auto* const memory = static_cast<char*>(std::aligned_alloc(256, (size + 255) / 256 * 256));
-  std::memset(memory, 0xA5, size);
-  world().used[gpu] += bytes;
-  world().blocks[memory] = {gpu, bytes};
-  *block = memory;
-  return cudaSuccess;
+  return make_block(gpu, block, size, 0);
 }
 
-// All memory here is the host's.
+// All memory here is the host's. Of this kind it begins inside what std::free takes, which a test
+// that gives it back to the host instead of CUDA does not survive.
 cudaError_t cudaMallocManaged(void** block, size_t size, unsigned) {
-  return cudaMalloc(block, size);
+  STAND_IN_BEGIN(cudaMallocManaged);
+  return make_block(gpu, block, size, 256);
 }
 
 cudaError_t cudaFree(void* block) {
@@ -262,7 +269,7 @@ cudaError_t cudaFree(void* block) {
   for (const auto& queue : queues) drain(*queue);  // other threads may come in between
   ++world().waits;
   world().used[found->second.gpu] -= found->second.size;
-  std::free(found->first);
+  std::free(found->second.base);
   world().blocks.erase(found);
   return cudaSuccess;
 }
@@ -465,6 +472,15 @@ cudaError_t cudaMemcpy(void* target, const void* source, size_t count, cudaMemcp
     legacy.work.push_back({[=] { std::memcpy(target, source, count); }, target, source});
     return cudaSuccess;
   }
+  // From pageable memory it returns when all has been read, which may be before all is there.
+  if (block_of(target) != nullptr && pageable(source)) {
+    const auto* const first = static_cast<const char*>(source);
+    legacy.work.push_back({[target, read = std::vector<char>(first, first + count)] {
+                             std::memcpy(target, read.data(), read.size());
+                           },
+                           target});
+    return cudaSuccess;
+  }
   drain(legacy);
   ++world().waits;
   std::memcpy(target, source, count);
@@ -507,7 +523,7 @@ void reset(int gpus, int64_t bytes_each) {
   for (const cudaGraphExec_t executable : w.executables) delete executable;
   w.graphs.clear();
   w.executables.clear();
-  for (const auto& [memory, block] : w.blocks) std::free(memory);
+  for (const auto& [memory, block] : w.blocks) std::free(block.base);
   for (const auto& [memory, block] : w.pinned) std::free(memory);
   w.streams.clear();
   w.events.clear();

@@ -74,6 +74,7 @@ constexpr int kMostGpus = 4;
 struct Block {
   int gpu;
   int64_t size;
+  void* base = nullptr;  // what std::free takes
 };
 
 struct World {
