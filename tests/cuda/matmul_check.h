@@ -128,7 +128,8 @@ class GpuMatmul : public ::testing::Test {
     device_->default_stream().synchronize();
 
     const double sum = 4 * std::sqrt(static_cast<double>(p.k) + 4) * unit_roundoff(DType::kFloat32);
-    const Tolerance tolerance{sum + storage_roundoff(out), 1e-30};
+    const double rounding = with_bias ? biased_roundoff(out) : storage_roundoff(out);
+    const Tolerance tolerance{sum + rounding, 1e-30};
     CaseResult result;
     if (p.activation) {
       ASSERT_TRUE(with_pre);
