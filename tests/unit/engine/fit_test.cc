@@ -9,8 +9,8 @@
 namespace ds::engine_test {
 namespace {
 
-Json shape() {
-  return {{"model_type", "gpt2"}, {"vocab_size", 512}, {"n_positions", 64},
+Json shape(int64_t positions = 64) {
+  return {{"model_type", "gpt2"}, {"vocab_size", 512}, {"n_positions", positions},
           {"n_embd", 128},        {"n_layer", 4},      {"n_head", 4}};
 }
 Json config() {
@@ -24,7 +24,8 @@ Json rates(double disk = 1e9) {
           {"write_bytes", disk},   {"near_bytes", 1e9},    {"far_bytes", 1e8}};
 }
 
-Json fit(const Json& given, int64_t memory, const Json& speeds = rates(), int world = 1) {
+Json fit(const Json& given, int64_t memory, const Json& speeds = rates(), int world = 1,
+         int64_t positions = 64) {
   PlanOptions options;
   options.on_gpu = false;
   options.world = world;
@@ -35,7 +36,7 @@ Json fit(const Json& given, int64_t memory, const Json& speeds = rates(), int wo
   question.rates = speeds;
   const Folder folder;
   question.folder = folder.path();
-  return plan_training(shape(), dump_json(given), options, question);
+  return plan_training(shape(positions), dump_json(given), options, question);
 }
 
 int64_t samples(const Json& chosen, int world = 1) {
@@ -69,11 +70,12 @@ TEST(Fit, RoomForAllLeavesNothingInFiles) {
 
 // A slow disk makes what needs it less attractive than computing again.
 TEST(Fit, RatesDecide) {
+  constexpr int64_t kPositions = 512;  // activations of many of the system's blocks
   const auto needed = [](const Json& change) {
     PlanOptions options;
     options.on_gpu = false;
     const Json smallest = with(config(), {{"train_micro_batch_size_per_gpu", 1}});
-    return plan_training(shape(), dump_json(with(smallest, change)),
+    return plan_training(shape(kPositions), dump_json(with(smallest, change)),
                          options)["memory_per_rank"]["reserved"]
         .get<double>();
   };
@@ -83,7 +85,7 @@ TEST(Fit, RatesDecide) {
   ASSERT_LT(again * 1.02, kept);
   const auto memory = static_cast<int64_t>((kept + again) / 2 * 1.05);
   const auto in_files = [&](double disk) {
-    return fit(config(), memory, rates(disk)).contains("files_per_rank");
+    return fit(config(), memory, rates(disk), 1, kPositions).contains("files_per_rank");
   };
   EXPECT_TRUE(in_files(1e12));
   EXPECT_FALSE(in_files(1e6));
