@@ -77,7 +77,7 @@ void ParameterValues::set_local(const std::string& name, const std::string& what
 }
 
 // Values in files may be written in part when that fails: like a load that failed, nobody may go on
-// with what is there. All is written when it returns, so that it is told here.
+// with what is there. All is written when it returns, so that an error is this call's.
 void ParameterValues::set_values(const std::string& name, const std::function<void()>& body) {
   try {
     run_.state->set_values([&] {

@@ -118,7 +118,7 @@ class TrainState final : public nn::ModelWeights {
     weights_.follow_update(ctx);
   }
   // Runs what sets values of one parameter here: what it wrote rests when this returns, and an
-  // error in the middle is told by half_written().
+  // error in the middle is reported by half_written().
   void set_values(const std::function<void()>& body);
 
  private:

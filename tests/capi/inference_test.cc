@@ -171,7 +171,8 @@ TEST_F(CapiInference, FormsAreToldBack) {
   ds_generator_destroy(mixed);
 }
 
-// Activations in 8 bits change what many rows give, by little.
+// Logits stay near those of float activations. (That the products of codes are right is for
+// kernels_matmul to show; on CPUs without them the option changes nothing.)
 TEST_F(CapiInference, ActivationsMayBeRoundedToo) {
   for (const char* const form : {"int8", "int4"}) {
     const std::string plain = ds::str_cat(R"({"weights": ")", form, R"(", "group_size": 32)");

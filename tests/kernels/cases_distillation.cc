@@ -161,7 +161,7 @@ CaseResult distillation_gradient(const OpContext& ctx, uint64_t seed, const Sett
 }
 
 // What the teacher rules out counts as nothing, whatever the student says of it; a NaN on either
-// side, and an infinite logit, spoil their row alone.
+// side, and an infinite logit, make the results of their row alone not finite.
 CaseResult check_special_distillation(const OpContext& ctx, uint64_t seed, DType dtype) {
   constexpr int64_t kRows = 5, kColumns = 2100;
   constexpr double kInf = std::numeric_limits<double>::infinity();

@@ -572,7 +572,7 @@ TEST(StoredStateFaults, ValuesThatCannotBeWrittenMarkTheModelAndALoadGoesOn) {
   EXPECT_TRUE(same_bits(all_weights(*engine), all_weights(*plain)));
 }
 
-// What cannot be read is told with its file, and training goes on as if nobody had asked.
+// An error of reading names the file, and training goes on as if nobody had asked.
 TEST(StoredStateFaults, ValuesThatCannotBeReadLeaveTheEngineAsItWas) {
   const Job memory{1, zero_config(0, Json::object(), {{"bf16", {{"enabled", true}}}})};
   const auto plain = make_rank_engine(memory, nullptr);
