@@ -32,7 +32,7 @@ struct DynamicSlots {
   float next[32] = {};
   // Tables as above by slot, and the last code of each.
   float code_scale[16] = {}, code_offset[16] = {}, last[16] = {};
-  // scale and offset of the map by the lower four bits of a code's exponent 127 + e.
+  // fraction = scale * code + offset, by the lower four bits of a code's exponent 127 + e.
   float scale[16] = {}, offset[16] = {};
 };
 
@@ -57,7 +57,7 @@ constexpr DynamicSlots make_dynamic_slots(const DynamicMap& map, bool is_signed)
     slots.code_scale[e + 1] = map.code_scale[e];
     slots.code_offset[e + 1] = map.code_offset[e];
     slots.last[e + 1] = static_cast<float>(end < map.codes ? end : map.codes - 1);
-    slots.scale[(127 + e) % 16] = map.scale[e];
+    slots.scale[(127 + e) % 16] = map.scale[e] / static_cast<float>(1 << e);
     slots.offset[(127 + e) % 16] = map.offset[e];
   }
   slots.code_offset[map.top + 2] = slots.last[map.top + 2] = static_cast<float>(map.codes);

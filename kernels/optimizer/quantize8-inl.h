@@ -52,13 +52,11 @@ struct Decoder {
 
   // The fraction that a code from 0 on stands for.
   HWY_INLINE VF fraction(VI code) const {
-    const auto bits = hn::BitCast(di, hn::ConvertTo(d, code));
-    const __m512i exponent = hn::ShiftRight<23>(bits).raw;
-    const VF mantissa =
-        hn::BitCast(d, hn::Or(hn::And(bits, hn::Set(di, 0x007FFFFF)), hn::Set(di, 0x3F800000)));
+    const VF number = hn::ConvertTo(d, code);
+    const __m512i exponent = hn::ShiftRight<23>(hn::BitCast(di, number)).raw;
     const __mmask16 nonzero = _mm512_test_epi32_mask(code.raw, code.raw);
     const __m512 value =
-        _mm512_maskz_fmadd_ps(nonzero, _mm512_permutexvar_ps(exponent, scale.raw), mantissa.raw,
+        _mm512_maskz_fmadd_ps(nonzero, _mm512_permutexvar_ps(exponent, scale.raw), number.raw,
                               _mm512_permutexvar_ps(exponent, offset.raw));
     return VF{_mm512_mask_mov_ps(value, _mm512_cmpeq_epi32_mask(code.raw, top.raw),
                                  hn::Set(d, 1.0f).raw)};
@@ -160,24 +158,57 @@ struct Encoder {
 
 #endif
 
+#undef DS_QUANTIZE8_VECTORS
+#if HWY_MAX_BYTES >= 32
+#define DS_QUANTIZE8_VECTORS 1
+
+// One vector's codes to numbers.
+template <bool kSigned>
+HWY_INLINE VF decode_vector(const Decoder<kSigned>& decoder, const uint8_t* codes, VF block_scale) {
+  const DF d;
+  const DI di;
+  const hn::Rebind<std::conditional_t<kSigned, int8_t, uint8_t>, DF> d8;
+  const VI code =
+      hn::PromoteTo(di, hn::LoadU(d8, reinterpret_cast<const hn::TFromD<decltype(d8)>*>(codes)));
+  const VF value = hn::Mul(decoder.fraction(kSigned ? hn::Abs(code) : code), block_scale);
+  if constexpr (!kSigned) return value;
+  return hn::Xor(value, hn::And(hn::BitCast(d, code), hn::BitCast(d, hn::Set(di, INT32_MIN))));
+}
+
+// One vector's numbers to codes; `inverse` is that of the block's scale.
+template <bool kSigned>
+HWY_INLINE void encode_vector(const Encoder<kSigned>& encoder, VF value, VF inverse,
+                              uint8_t* codes) {
+  const DF d;
+  const DI di;
+  const hn::Rebind<uint8_t, DF> d8;
+  const hn::RebindToUnsigned<DF> d32;
+  VI code = encoder.code(hn::Mul(kSigned ? hn::Abs(value) : value, inverse));
+  if constexpr (kSigned) {
+    code = hn::IfThenElse(hn::RebindMask(di, hn::Lt(value, hn::Zero(d))),
+                          hn::Sub(hn::Zero(di), code), code);
+  }
+  hn::StoreU(hn::TruncateTo(d8, hn::BitCast(d32, code)), d8, codes);
+}
+#else
+#define DS_QUANTIZE8_VECTORS 0
+#endif
+
+// The scale of a block by its largest magnitude. Below the smallest normal number the reciprocal
+// may be infinite: such a block is zero.
+inline float scale_of(float largest) { return largest >= 0x1p-126f ? largest : 0; }
+inline float inverse_of(float scale) { return scale > 0 ? 1 / scale : 0; }
+
 // Codes to numbers; `values` has room for whole vectors.
 template <bool kSigned>
 void decode(const uint8_t* codes, int64_t n, float block_scale, float* values) {
   int64_t i = 0;
-#if HWY_MAX_BYTES >= 32
+#if DS_QUANTIZE8_VECTORS
   const Decoder<kSigned> decoder{};
   const DF d;
-  const DI di;
-  const hn::Rebind<std::conditional_t<kSigned, int8_t, uint8_t>, DF> d8;
   const VF scale = hn::Set(d, block_scale);
   for (; i + simd::lanes() <= n; i += simd::lanes()) {
-    const VI code = hn::PromoteTo(
-        di, hn::LoadU(d8, reinterpret_cast<const hn::TFromD<decltype(d8)>*>(codes + i)));
-    VF value = hn::Mul(decoder.fraction(hn::Abs(code)), scale);
-    if constexpr (kSigned) {
-      value = hn::Xor(value, hn::And(hn::BitCast(d, code), hn::BitCast(d, hn::Set(di, INT32_MIN))));
-    }
-    hn::StoreU(value, d, values + i);
+    hn::StoreU(decode_vector(decoder, codes + i, scale), d, values + i);
   }
 #endif
   for (; i < n; ++i) values[i] = decode_one(kMap<kSigned>, kSigned, codes[i]) * block_scale;
@@ -195,24 +226,14 @@ float encode(const float* values, int64_t n, uint8_t* codes) {
   }
   largest = simd::max_of_lanes(d, most);
   for (; i < n; ++i) largest = std::fmax(largest, std::fabs(values[i]));
-  // Below the smallest normal number the reciprocal may be infinite: such a block is zero.
-  if (!(largest >= 0x1p-126f)) largest = 0;
-  const float inverse = largest > 0 ? 1 / largest : 0;
+  largest = scale_of(largest);
+  const float inverse = inverse_of(largest);
   i = 0;
-#if HWY_MAX_BYTES >= 32
+#if DS_QUANTIZE8_VECTORS
   const Encoder<kSigned> encoder{};
-  const DI di;
-  const hn::Rebind<uint8_t, DF> d8;
-  const hn::RebindToUnsigned<DF> d32;
   const VF factor = hn::Set(d, inverse);
   for (; i + simd::lanes() <= n; i += simd::lanes()) {
-    const VF value = hn::LoadU(d, values + i);
-    VI code = encoder.code(hn::Mul(kSigned ? hn::Abs(value) : value, factor));
-    if constexpr (kSigned) {
-      code = hn::IfThenElse(hn::RebindMask(di, hn::Lt(value, hn::Zero(d))),
-                            hn::Sub(hn::Zero(di), code), code);
-    }
-    hn::StoreU(hn::TruncateTo(d8, hn::BitCast(d32, code)), d8, codes + i);
+    encode_vector(encoder, hn::LoadU(d, values + i), factor, codes + i);
   }
 #endif
   for (; i < n; ++i) codes[i] = encode_one(kMap<kSigned>, kSigned, values[i] * inverse);

@@ -1,6 +1,6 @@
 // Optimizer updates with Highway. Where the types allow it, one loop reads and writes memory
-// directly; else the stages (widen, join, decode; rule; split, narrow, encode) work on blocks of
-// 1024 elements in the first-level cache.
+// directly, or Adam's with 8-bit states two, block by block of those; else the stages (widen, join,
+// decode; rule; split, narrow, encode) work on blocks of 1024 elements in the first-level cache.
 #include "kernels/optimizer/update.h"
 
 #include <algorithm>
@@ -280,8 +280,10 @@ void staged(const UpdateArrays& a, const UpdateConstants& constants, int64_t beg
   }
 }
 
-template <class Rule>
-void staged_chunk(const Call& call, int64_t begin, int64_t end) {
+// Calls whole(piece, at, n) for blocks that lie in one piece, if it wants them (it returns whether
+// it has done the block), and the stages for the others.
+template <class Rule, class Whole>
+void staged_chunk(const Call& call, int64_t begin, int64_t end, const Whole& whole) {
   const UpdateArrays& a = *call.arrays;
   const int64_t chunk = begin / kUpdateChunk;
   int64_t k = call.first[chunk];
@@ -291,7 +293,12 @@ void staged_chunk(const Call& call, int64_t begin, int64_t end) {
     const int64_t stop = std::min(at + kBlock, end);
     while (k < pieces_end && call.pieces[k].end <= at) ++k;
     if (k == pieces_end) break;
-    if (call.pieces[k].begin >= stop) continue;
+    const UpdatePiece& piece = call.pieces[k];
+    if (piece.begin >= stop) continue;
+    if (piece.begin <= at && piece.end >= stop &&
+        whole(call.constants[piece.hyper], at, stop - at)) {
+      continue;
+    }
     const auto fetch = [&](int which) {
       return which < Rule::kStates
                  ? fetch_state(a.state[which], at, stop - at, buffers.state[which])
@@ -331,6 +338,104 @@ void staged_chunk(const Call& call, int64_t begin, int64_t end) {
     }
   }
 }
+
+// ---- Adam with 8-bit states ----
+
+#if DS_QUANTIZE8_VECTORS
+// Twice over each group of blocks of codes: what the states become is in relation to a block's
+// largest magnitudes, which are known only when all of it is updated. Until they are coded the
+// numbers stay in the first-level cache. A group is several blocks, so that what follows a block's
+// largest magnitude waits for none.
+constexpr int64_t kCodedGroup = kBlock / kStateBlock;
+
+// The first pass over one block; the vectors return its largest magnitudes, a lane each.
+template <class Grad, class Master>
+HWY_INLINE void coded_adam_block(const rules::Lanes& a, int64_t at, const Grad* grad,
+                                 const Master& master, const UpdateArrays& arrays, float* means,
+                                 float* squares, VF& most_mean, VF& most_square) {
+  const DF d;
+  const quantize8::Decoder<true> mean_decoder{};
+  const quantize8::Decoder<false> square_decoder{};
+  const auto* mean_codes = static_cast<const uint8_t*>(arrays.state[0].data) + at;
+  const auto* square_codes = static_cast<const uint8_t*>(arrays.state[1].data) + at;
+  const VF mean_scale = hn::Set(d, arrays.state[0].scales[at / kStateBlock]);
+  const VF square_scale = hn::Set(d, arrays.state[1].scales[at / kStateBlock]);
+  most_mean = most_square = hn::Zero(d);
+  for (int64_t i = 0; i < kStateBlock; i += simd::lanes()) {
+    VF p = master.get(d, at + i, simd::AllLanes());
+    VF m = quantize8::decode_vector(mean_decoder, mean_codes + i, mean_scale);
+    VF v = quantize8::decode_vector(square_decoder, square_codes + i, square_scale);
+    rules::Adam::apply(a, simd::load(d, grad + at + i), p, m, v);
+    master.set(d, at + i, simd::AllLanes(), p);
+    hn::Store(m, d, means + i);
+    hn::Store(v, d, squares + i);
+    most_mean = hn::Max(most_mean, hn::Abs(m));
+    most_square = hn::Max(most_square, hn::Abs(v));
+  }
+}
+
+// The second: numbers to codes.
+template <bool kSigned>
+HWY_INLINE void code_block(const StateArray& state, int64_t at, float scale, const float* values) {
+  const DF d;
+  const quantize8::Encoder<kSigned> encoder{};
+  const VF inverse = hn::Set(d, quantize8::inverse_of(scale));
+  auto* codes = static_cast<uint8_t*>(state.data) + at;
+  state.scales[at / kStateBlock] = scale;
+  for (int64_t i = 0; i < kStateBlock; i += simd::lanes()) {
+    quantize8::encode_vector(encoder, hn::Load(d, values + i), inverse, codes + i);
+  }
+}
+
+template <class Grad, class Master>
+void coded_adam(const UpdateConstants& constants, int64_t begin, int64_t n, const Grad* grad,
+                const Master& master, const UpdateArrays& arrays) {
+  const DF d;
+  const rules::Lanes a(constants);
+  HWY_ALIGN float means[kCodedGroup][kStateBlock], squares[kCodedGroup][kStateBlock];
+  float mean_scales[kCodedGroup], square_scales[kCodedGroup];
+  for (int64_t at = begin; at < begin + n; at += kBlock) {
+    const int64_t blocks = std::min(kBlock, begin + n - at) / kStateBlock;
+    for (int64_t b = 0; b < blocks; ++b) {
+      VF mean, square;
+      coded_adam_block(a, at + b * kStateBlock, grad, master, arrays, means[b], squares[b], mean,
+                       square);
+      mean_scales[b] = quantize8::scale_of(simd::max_of_lanes(d, mean));
+      square_scales[b] = quantize8::scale_of(simd::max_of_lanes(d, square));
+    }
+    for (int64_t b = 0; b < blocks; ++b) {
+      const int64_t block = at + b * kStateBlock;
+      code_block<true>(arrays.state[0], block, mean_scales[b], means[b]);
+      code_block<false>(arrays.state[1], block, square_scales[b], squares[b]);
+    }
+  }
+}
+
+// Whether the types are those that coded_adam is compiled for, and n whole blocks of codes.
+template <class Grad>
+bool coded_masters(const UpdateConstants& constants, int64_t begin, int64_t n,
+                   const UpdateArrays& a) {
+  const auto* grad = static_cast<const Grad*>(a.grad);
+  const auto run = [&](const auto& master) {
+    coded_adam(constants, begin, n, grad, master, a);
+    return true;
+  };
+  if (a.low != nullptr) return run(SplitMaster{a.weight, a.low});
+  if (a.master == nullptr) return false;
+  if (a.model_kind == NumberKind::kNone) return run(StoredMaster<float>{a.master});
+  if (a.model_kind != NumberKind::kBf16) return false;
+  return run(CopiedMaster{a.master, static_cast<bfloat16*>(a.model)});
+}
+bool coded(const UpdateConstants& constants, int64_t begin, int64_t n, const UpdateArrays& a) {
+  if (n % kStateBlock != 0 || a.state[0].kind != StateKind::kInt8 ||
+      a.state[1].kind != StateKind::kUInt8) {
+    return false;
+  }
+  if (a.grad_kind == NumberKind::kFp32) return coded_masters<float>(constants, begin, n, a);
+  if (a.grad_kind == NumberKind::kBf16) return coded_masters<bfloat16>(constants, begin, n, a);
+  return false;
+}
+#endif
 
 // ---- the direct loop ----
 
@@ -411,7 +516,16 @@ void run_chunk(const Call& call, int64_t begin, int64_t end) {
   if constexpr (!std::is_same_v<Rule, rules::LambMoments>) {
     if (direct<Rule>(call, begin)) return;
   }
-  staged_chunk<Rule>(call, begin, end);
+  staged_chunk<Rule>(call, begin, end,
+                     [&](const UpdateConstants& constants, int64_t at, int64_t n) {
+#if DS_QUANTIZE8_VECTORS
+                       if constexpr (std::is_same_v<Rule, rules::Adam>) {
+                         return coded(constants, at, n, *call.arrays);
+                       }
+#endif
+                       (void)constants, (void)at, (void)n;
+                       return false;
+                     });
 }
 
 void update_chunk(UpdateRule rule, const UpdateConstants* constants, const UpdatePiece* pieces,
