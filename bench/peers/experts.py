@@ -3,6 +3,7 @@ PyTorch's grouped products) and ds in turn, in one run.
 
 usage: experts.py EXPERTS_PROGRAM [--rounds 5] [--threads 2] [--stock] [--json FILE]
        [--tokens 4096] [--width 768] [--inner 1536] [--experts 8] [--choices 2]
+       [--types fp32,bf16] [--ways eager,grouped_mm]
 Needs torch and transformers from PyPI. A way that PyTorch does not have for a type is left out.
 """
 import re
@@ -49,14 +50,18 @@ def main():
     for name, default in (("tokens", 4096), ("width", 768), ("inner", 1536), ("experts", 8),
                           ("choices", 2)):
         made.add_argument("--" + name, type=int, default=default)
+    made.add_argument("--types", default="fp32,bf16")
+    made.add_argument("--ways", default="eager,grouped_mm", help="of Transformers' block")
     args = common.parse(made)
     import torch  # after the environment is tuned
     import transformers
     torch.set_num_threads(args.threads)
     report = common.Report(args, "a layer of experts against transformers "
                            f"{transformers.__version__}, torch {torch.__version__}")
-    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        for way in ("eager", "grouped_mm"):
+    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    for name in args.types.split(","):
+        dtype = dtypes[name]
+        for way in args.ways.split(","):
             try:
                 run = peer(torch, args, dtype, way)
             except (RuntimeError, NotImplementedError, ValueError) as error:

@@ -52,6 +52,9 @@ const Kernel& avx512_float_kernel() {
   static constexpr Kernel kernel{.rows = kRows,
                                  .columns = kColumns,
                                  .depth = 384,
+                                 .cache_bytes = kWideTaskBytes,
+                                 .task_columns = kWideTaskColumns,
+                                 .chunk = kAcrossChunk,
                                  .a = {pack_rows<kRows>, pack_columns<kRows>},
                                  .b = {pack_rows<kColumns>, pack_columns<kColumns>},
                                  .multiply = multiply_panels<FloatOp, kRows, 1>};

@@ -29,9 +29,9 @@ bool reads_in_place(const Kernel& kernel, const BlockedProduct& p) {
   return kernel.unpacked_rows > 0 && p.a.along_k && !p.a.widened && p.k % kernel.group == 0;
 }
 
-// How a product is cut. A task packs its columns of B, which then stay in its second-level cache,
-// and runs over its rows of A, a block of which it packs at a time; so neither packed form travels
-// between threads. The cut into tasks may depend on the number of threads, because it changes no
+// How a product is cut. A task packs its columns of B, which then stay in its caches, and runs over
+// its rows of A, a block of which it packs at a time; so neither packed form travels between
+// threads. The cut into tasks may depend on the number of threads, because it changes no
 // sum: that of an element is in the order of k, cut by `depth` and `step`, whatever is around it.
 struct Plan {
   int64_t depth;          // of k per round; between rounds, sums wait
@@ -49,7 +49,7 @@ void choose_tasks(const Kernel& kernel, bool in_place, int threads, int64_t rows
   const int64_t panel = kernel.columns, depth = round_up(plan.depth, kernel.group);
   const int64_t fitting = kernel.cache_bytes / packed_size(kernel, depth) / panel * panel;
   const int64_t most =
-      std::min(std::clamp<int64_t>(fitting, 2 * panel, 512), round_up(columns, panel));
+      std::min(std::clamp(fitting, 2 * panel, kernel.task_columns), round_up(columns, panel));
   int64_t best = 0;
   for (int64_t parts = 1; parts == 1 || parts <= 2 * threads; parts *= 2) {
     const int64_t task_rows = equal_part(rows, divide_up(rows, parts), kernel.rows);
@@ -127,8 +127,7 @@ struct Panels {
 // lines is fetched once.
 void pack_panels(const Kernel& kernel, const Operand& operand, const Part& part,
                  const Panels& panels) {
-  constexpr int64_t kChunk = 128;  // a multiple of every group
-  const int64_t chunk = operand.along_k ? part.depth : kChunk, width = panels.width;
+  const int64_t chunk = operand.along_k ? part.depth : kernel.chunk, width = panels.width;
   for (int64_t at = 0; at < part.depth; at += chunk) {
     for (int64_t i = 0; i < part.count; i += width) {
       pack_panel(operand,

@@ -61,11 +61,16 @@ struct Kernel {
   int64_t element_bytes = 4;  // of the operands as they come
   int64_t packed_bytes = 4;   // of an element in a panel
   int64_t scale_bytes = 0;    // of a row or column of a panel, behind each group: what scales it
-  // For the columns of B of a task. More than half of a second-level cache of 2 MiB measured
-  // slower.
+  // For the columns of B of a task, of which there are at most task_columns. With tiles more than
+  // half of a second-level cache of 2 MiB measured slower.
   int64_t cache_bytes = 640 << 10;
+  int64_t task_columns = 512;
   int64_t round_depth = 2048;  // of k at a time where k is longer than twice that
-  bool tiles = false;          // `multiply` needs AmxTiles
+  // Rows of operands that lie across k are packed so many at a time, for all panels: a multiple of
+  // `group`. Few, so that panels narrower than a line find it again in the first-level cache, where
+  // rows that are a large power of two apart have few places.
+  int64_t chunk = 128;
+  bool tiles = false;  // `multiply` needs AmxTiles
   // Bytes of a row of A in a packed group, of kernels that also take the rows of an operand along k
   // as they lie, where there are whole groups and whole panels of them. 0: packed ones only. Where
   // nothing of A is packed, narrower tasks with longer sums pay.

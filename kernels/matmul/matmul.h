@@ -24,7 +24,7 @@
 // same cuBLASLt, aligned alike, unless algorithms are timed (product_choices.h); the two round
 // differently.
 //
-// Each thread that multiplies keeps scratch of about 2 MiB until it ends, and the calling thread
+// Each thread that multiplies keeps scratch of about 3 MiB until it ends, and the calling thread
 // 4 MiB more where k is taken in rounds (sums that wait). A warm call allocates nothing.
 #pragma once
 

@@ -87,13 +87,25 @@ void transpose_words_avx512(const TransposeWords& call) {
   }
 }
 
+namespace {
+
+// One of the rows that the next chunk begins with; it may lie behind the end.
+void prefetch_row(const void* row, int64_t bytes_ahead) {
+  _mm_prefetch(static_cast<const char*>(row) + bytes_ahead, _MM_HINT_T0);
+}
+
+}  // namespace
+
 void copy_floats_avx512(const PackCall& call, int64_t panel_width) {
   const auto* from = static_cast<const float*>(call.from);
   auto* to = static_cast<float*>(call.to);
   const __mmask16 read0 = first_lanes<__mmask16>(call.width),
                   read1 = first_lanes<__mmask16>(call.width - 16);
   const __mmask16 write0 = first_lanes<__mmask16>(panel_width);
+  const int64_t ahead = kAcrossChunk * call.stride * 4;
   for (int64_t k = 0; k < call.depth; ++k, from += call.stride, to += panel_width) {
+    prefetch_row(from, ahead);
+    if (panel_width > 16) prefetch_row(from, ahead + kLine);
     _mm512_mask_storeu_ps(to, write0, _mm512_maskz_loadu_ps(read0, from));
     if (panel_width > 16) {
       const __m512 upper =
@@ -110,8 +122,11 @@ void interleave_pairs_avx512(const PackCall& call, int64_t panel_width, int64_t 
   const __m512i low_lanes = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0);
   const __m512i high_lanes = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
   const __mmask16 write0 = first_lanes<__mmask16>(panel_width);
+  const int64_t ahead = kAcrossChunk * call.stride * 2;
   for (int64_t pair = 0; pair < pairs; ++pair, to += panel_width * 4) {
     const uint16_t* row = from + 2 * pair * call.stride;
+    prefetch_row(row, ahead);
+    prefetch_row(row, ahead + call.stride * 2);
     const __m512i even =
         2 * pair < call.depth ? _mm512_maskz_loadu_epi16(read, row) : _mm512_setzero_si512();
     const __m512i odd = 2 * pair + 1 < call.depth

@@ -17,6 +17,16 @@ struct TransposeWords {
 };
 void transpose_words_avx512(const TransposeWords& call);
 
+// The next two take sources that run across panels, some rows at a time (Kernel::chunk), and have
+// the rows of the next time fetched: pieces of rows are too short for the processor to see a
+// stream.
+inline constexpr int64_t kAcrossChunk = 16;
+
+// Kernel::cache_bytes and task_columns of what multiplies in registers: each block of rows reads
+// the columns of B once, 4 GB/s at the arithmetic peak, which a third-level cache gives; and with
+// wide tasks A is packed seldom.
+inline constexpr int64_t kWideTaskBytes = 2 << 20, kWideTaskColumns = 1024;
+
 // to[k][panel_width] = from[k * stride + i].
 void copy_floats_avx512(const PackCall& call, int64_t panel_width);
 

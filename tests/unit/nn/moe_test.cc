@@ -12,6 +12,7 @@
 
 #include "base/text.h"
 #include "kernels/moe/reference.h"
+#include "ops/elementwise.h"
 
 namespace ds::nn {
 namespace {
@@ -337,6 +338,65 @@ TEST_P(MoeLayer, AsksForTheSameWeightsWhateverTokensThereAre) {
   const int64_t one = reads_of(1);
   EXPECT_EQ(reads_of(40), one);
   EXPECT_GE(one, memory.parameters().size());
+}
+
+// The most that a pass forward and backward holds besides weights and their gradients.
+int64_t peak_of_pass(int64_t experts, double capacity_factor, bool crowded) {
+  constexpr int64_t kRows = 256, kColumns = 96;
+  ThreadPool pool(2);
+  const OpContext ctx{make_cpu_device(), &pool};
+  Memory memory(ctx, 5);
+  Moe layer;
+  layer.router.weight = memory.add({experts, kColumns});
+  layer.router.rule.choices = 2;
+  layer.router.rule.normalise = true;
+  layer.router.min_capacity = 1;
+  if (capacity_factor > 0) {
+    layer.router.drop = DropPolicy::kPosition;
+    layer.router.capacity_factor = capacity_factor;
+  }
+  if (crowded) {  // all scores are alike, so every token chooses the first two
+    Tensor router = memory.acquire(layer.router.weight);
+    ops::fill(ctx, 0, router);
+  }
+  for (int64_t e = 0; e < experts; ++e) {
+    FeedForward network;
+    network.gate = {memory.add({kColumns, kColumns}), kNoParam};
+    network.up = {memory.add({kColumns, kColumns}), kNoParam};
+    network.down = {memory.add({kColumns, kColumns}), kNoParam};
+    layer.experts.push_back(network);
+  }
+  const Tensor x = memory.random({1, kRows, kColumns}, 1);
+  const Tensor dy = memory.random({1, kRows, kColumns}, 1);
+  MemoryAccount& account = ctx.device->account();
+  account.reset_peaks();
+  const int64_t before = account.total_now();
+  {
+    Tape tape(ctx, memory, &memory, {});
+    const Value in{x, std::make_shared<GradientSlot>()};
+    const Value y = moe(tape, in, layer, {});
+    y.slot->add(ctx, dy, false);
+    tape.backward();
+  }
+  return account.total_peak() - before;
+}
+
+// Rows are tokens times choices: neither more experts, nor more room of each, nor tokens that all
+// choose the same need more memory. Logits, scores and their gradients are a number for each token
+// and expert.
+TEST(MoeMemory, GrowsNeitherWithExpertsNorWithTheirRoom) {
+  constexpr int64_t kFew = 4, kMany = 64, kRows = 256, kColumns = 96, kChoices = 2;
+  const int64_t few = peak_of_pass(kFew, 0, false), many = peak_of_pass(kMany, 0, false);
+  // What rows of each expert, padded to the room of all tokens, would take once.
+  constexpr int64_t kPadded = kMany * kRows * kColumns * 4;
+  constexpr int64_t kScores = 3 * kRows * (kMany - kFew) * 4;
+  EXPECT_GE(few, 6 * kRows * kChoices * kColumns * 4);  // rows, what is kept of them, gradients
+  EXPECT_LE(many, few + kScores);
+  EXPECT_LT(many, kPadded);
+  EXPECT_LE(peak_of_pass(kFew, 0, true), few + 8 * kRows * 4);
+  const int64_t narrow = peak_of_pass(kMany, 1, false), wide = peak_of_pass(kMany, 64, false);
+  EXPECT_LE(wide, many + 8 * kRows * kChoices * 4);
+  EXPECT_LE(narrow, wide);  // what is dropped takes no memory
 }
 
 constexpr auto kSigmoid = ops::GateScores::kSigmoid;
