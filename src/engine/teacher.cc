@@ -75,7 +75,7 @@ std::unique_ptr<models::InferenceWeights> make_weights(const TeacherModel& teach
                                                        const OpContext& ctx,
                                                        const nn::ModelWeights& from) {
   return std::make_unique<models::InferenceWeights>(ctx, teacher.model->parameters(), from,
-                                                    teacher.info().output, teacher.form);
+                                                    teacher.info(), teacher.form);
 }
 
 }  // namespace
