@@ -46,23 +46,27 @@ double perplexity_of(double loss) { return std::exp(std::min(kLargestExponent, l
 
 class Evaluation {
  public:
-  explicit Evaluation(const Options& options);
+  // `comm`: ranks that share the model's experts; each scores a part of the passages.
+  Evaluation(const Options& options, libds::Comm& comm);
 
+  // The same on every rank.
   Json run();
 
  private:
   void perplexity(Json& result);
   void last_word(Json& result);
   void score(const std::vector<Passage>& passages, const Prediction& prediction);
+  std::vector<double> sum_over_ranks(const std::vector<double>& numbers);
 
   const Options& o_;
+  libds::Comm& comm_;
   libds::Generator generator_;
   libds::Tokenizer tokenizer_;
   int64_t length_ = 0;
   int64_t batch_ = 0;
 };
 
-Evaluation::Evaluation(const Options& options) : o_(options) {
+Evaluation::Evaluation(const Options& options, libds::Comm& comm) : o_(options), comm_(comm) {
   libds::Model model = libds::Model::open(options.model);
   const Json config = parse_json(model.config(), "the model's configuration");
   const std::string type =
@@ -77,7 +81,7 @@ Evaluation::Evaluation(const Options& options) : o_(options) {
   } else {
     tokenizer_ = o_.tokenizer.empty() ? find_tokenizer(o_.model) : open_tokenizer(o_.tokenizer);
   }
-  generator_ = make_generator(std::move(model), o_.weights);
+  generator_ = make_generator(std::move(model), o_.weights, comm_);
   const int64_t positions = model_positions(config);
   length_ = o_.sequence_length;
   if (length_ == 0) length_ = std::min(positions > 0 ? positions : INT64_MAX, kLongestDefault);
@@ -91,12 +95,20 @@ Evaluation::Evaluation(const Options& options) : o_(options) {
 }
 
 void Evaluation::score(const std::vector<Passage>& passages, const Prediction& prediction) {
-  const bool terminal = isatty(STDERR_FILENO) != 0;
-  predict(generator_, passages, batch_, prediction, [&](size_t done) {
+  const RankShare share{static_cast<size_t>(comm_.rank()), static_cast<size_t>(comm_.size())};
+  const bool terminal = share.rank == 0 && isatty(STDERR_FILENO) != 0;
+  predict(generator_, passages, batch_, share, prediction, [&](size_t done) {
     if (!terminal) return;
     std::cerr << "\r\033[K" << done << "/" << passages.size() << std::flush;
     if (done == passages.size()) std::cerr << "\r\033[K" << std::flush;
   });
+}
+
+std::vector<double> Evaluation::sum_over_ranks(const std::vector<double>& numbers) {
+  if (comm_.size() == 1) return numbers;
+  libds::Tensor sums = libds::Tensor::from(numbers);
+  comm_.all_reduce(sums);
+  return sums.to_vector<double>();
 }
 
 void Evaluation::perplexity(Json& result) {
@@ -111,17 +123,18 @@ void Evaluation::perplexity(Json& result) {
   const int64_t step = std::min(o_.overlap, length_);
   const std::vector<Passage> windows = sliding_windows(text.ids.data(), count, length_, step);
   double total = 0;
-  int64_t targets = 0;
+  double counted = 0;
   score(windows, [&](size_t, const float* logits, int64_t vocabulary, int32_t next) {
     total += token_loss(logits, vocabulary, next);
-    ++targets;
+    counted += 1;
   });
-  const double loss = total / static_cast<double>(targets);
+  const std::vector<double> sums = sum_over_ranks({total, counted});
+  const double loss = sums[0] / sums[1];
   result["sequence_length"] = length_;
   result["overlap"] = step;
   result["windows"] = windows.size();
   result["tokens"] = count;
-  result["targets"] = targets;
+  result["targets"] = static_cast<int64_t>(sums[1]);
   result["words"] = text.words ? Json(*text.words) : Json();
   result["loss"] = loss;
   result["ppl"] = perplexity_of(loss);
@@ -169,11 +182,12 @@ void Evaluation::last_word(Json& result) {
     const auto inputs = static_cast<int64_t>(examples[i].size()) - 1;
     passages.push_back({examples[i].data(), inputs, inputs - target_sizes[i]});
   }
-  std::vector<bool> right(passages.size(), true);
+  std::vector<bool> wrong(passages.size(), false);
   score(passages, [&](size_t passage, const float* logits, int64_t vocabulary, int32_t next) {
-    if (!is_likeliest(logits, vocabulary, next)) right[passage] = false;
+    if (!is_likeliest(logits, vocabulary, next)) wrong[passage] = true;
   });
-  const auto correct = std::count(right.begin(), right.end(), true);
+  const auto here = static_cast<double>(std::count(wrong.begin(), wrong.end(), true));
+  const auto correct = std::ssize(passages) - static_cast<int64_t>(sum_over_ranks({here}).front());
   result["sequence_length"] = length_;
   result["correct"] = correct;
   result["total"] = passages.size();
@@ -207,8 +221,10 @@ std::string line_of(const Json& result) {
 }
 
 int run(const Options& o) {
-  const Json result = Evaluation(o).run();
-  std::cout << (o.json ? result.dump(2) : line_of(result)) << "\n";
+  libds::Comm comm = make_comm(o.weights);
+  const Json result = Evaluation(o, comm).run();
+  if (comm.rank() == 0) std::cout << (o.json ? result.dump(2) : line_of(result)) << "\n";
+  comm.finalize();
   return kDone;
 }
 
@@ -252,6 +268,7 @@ void add_eval(CLI::App& app, Action& action) {
   sub->add_option("--limit", o.limit, "only the first N tokens (perplexity) or texts (last-word)")
       ->check(at_least(1));
   add_weight_options(*sub, o.weights, true);
+  add_comm_option(*sub, o.weights);
   sub->add_flag("--special", o.special, "add the tokens of the tokenizer's template");
   sub->add_flag("--json", o.json, "print JSON");
   sub->callback([&action, options] { action = [options] { return run(*options); }; });

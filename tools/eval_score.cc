@@ -20,20 +20,36 @@ std::vector<Passage> sliding_windows(const int32_t* ids, int64_t count, int64_t 
   return windows;
 }
 
+namespace {
+
+// The logits of some passages, padded at the end to the longest.
+libds::Tensor logits_of(libds::Generator& generator, const Passage* passages, size_t rows,
+                        int64_t longest) {
+  std::vector<int32_t> ids(rows * static_cast<size_t>(longest), 0);
+  for (size_t i = 0; i < rows; ++i) {
+    const Passage& p = passages[i];
+    std::copy_n(p.ids, p.length, ids.begin() + static_cast<std::ptrdiff_t>(i) * longest);
+  }
+  return generator.logits(libds::Tensor::from(ids, {static_cast<int64_t>(rows), longest}));
+}
+
+}  // namespace
+
 void predict(libds::Generator& generator, const std::vector<Passage>& passages, int64_t batch,
-             const Prediction& prediction, const std::function<void(size_t done)>& progress) {
+             const RankShare& share, const Prediction& prediction,
+             const std::function<void(size_t done)>& progress) {
   const auto size = static_cast<size_t>(batch);
-  for (size_t first = 0; first < passages.size(); first += size) {
+  for (size_t begin = 0; begin < passages.size(); begin += size * share.count) {
+    const size_t first = begin + size * share.rank;
+    if (first >= passages.size()) {  // the others still have a batch
+      const Passage any{passages.front().ids, 1, 0};
+      logits_of(generator, &any, 1, 1);
+      continue;
+    }
     const size_t rows = std::min(size, passages.size() - first);
     int64_t longest = 0;
     for (size_t i = 0; i < rows; ++i) longest = std::max(longest, passages[first + i].length);
-    std::vector<int32_t> ids(rows * static_cast<size_t>(longest), 0);
-    for (size_t i = 0; i < rows; ++i) {
-      const Passage& p = passages[first + i];
-      std::copy_n(p.ids, p.length, ids.begin() + static_cast<std::ptrdiff_t>(i) * longest);
-    }
-    const libds::Tensor logits =
-        generator.logits(libds::Tensor::from(ids, {static_cast<int64_t>(rows), longest}));
+    const libds::Tensor logits = logits_of(generator, &passages[first], rows, longest);
     if (logits.ndim() != 3) throw Failure("the model classifies whole texts: it has no next token");
     const int64_t vocabulary = logits.size(2);
     const auto* const data = static_cast<const float*>(logits.data());
@@ -49,7 +65,7 @@ void predict(libds::Generator& generator, const std::vector<Passage>& passages, 
         prediction(first + i, data + row * vocabulary, vocabulary, next);
       }
     }
-    progress(first + rows);
+    progress(std::min(passages.size(), begin + size * share.count));
   }
 }
 

@@ -28,10 +28,18 @@ std::vector<Passage> sliding_windows(const int32_t* ids, int64_t count, int64_t 
 using Prediction =
     std::function<void(size_t passage, const float* logits, int64_t vocabulary, int32_t next)>;
 
-// Runs the passages `batch` at a time, padded at the end: a causal model does not look there.
-// `progress` is called after each batch with how many passages are done.
+// Which batches are whose: of `count` ranks that make passes together, each takes every so-many-th.
+struct RankShare {
+  size_t rank = 0;
+  size_t count = 1;
+};
+
+// Runs the passages `batch` at a time, padded at the end: a causal model does not look there. Of
+// several ranks each sees the predictions of its own batches, and makes as many passes as the
+// others. `progress` is called after each pass with how many passages are done.
 void predict(libds::Generator& generator, const std::vector<Passage>& passages, int64_t batch,
-             const Prediction& prediction, const std::function<void(size_t done)>& progress);
+             const RankShare& share, const Prediction& prediction,
+             const std::function<void(size_t done)>& progress);
 
 // -log of the softmax at `next`, in double. Failure when a logit is not finite.
 double token_loss(const float* logits, int64_t vocabulary, int32_t next);

@@ -11,6 +11,7 @@
 
 #include "command.h"
 #include "files.h"
+#include "first_rank.h"
 #include "format.h"
 #include "inference_weights.h"
 #include "model_files.h"
@@ -121,20 +122,46 @@ double most_cache_bytes() {
   return bytes;
 }
 
-int run(const Options& o) {
-  libds::Model model = libds::Model::open(o.model);
-  const libds::Tokenizer tokenizer = tokenizer_for(o.tokenizer, o.model, model);
-  libds::Generator generator = make_generator(std::move(model), o.weights);
-  const std::string text = o.prompt == "-" ? read_text("-") : o.prompt;
-  const auto end_of_text = tokenizer.end_of_text();
-  libds::Tensor prompt = tokenizer.encode(text);
-  if (prompt.elements() == 0) {
+// Of weights in a file.
+void print_reads(const ds_generator_info& info) {
+  if (info.bytes_read == 0) return;
+  std::fprintf(stderr, "%s of weights read",
+               format_bytes(static_cast<double>(info.bytes_read)).c_str());
+  if (info.expert_uses > 0) {
+    std::fprintf(
+        stderr, ", experts in memory %.1f %% of the time",
+        100 * static_cast<double>(info.expert_hits) / static_cast<double>(info.expert_uses));
+  }
+  std::fputc('\n', stderr);
+}
+
+// What is continued.
+struct Prompt {
+  libds::Tokenizer tokenizer;
+  std::string text;
+  libds::Tensor ids;
+};
+
+Prompt read_prompt(const Options& o, const libds::Model& model) {
+  Prompt prompt;
+  prompt.tokenizer = tokenizer_for(o.tokenizer, o.model, model);
+  prompt.text = o.prompt == "-" ? read_text("-") : o.prompt;
+  prompt.ids = prompt.tokenizer.encode(prompt.text);
+  if (prompt.ids.elements() == 0) {
+    const auto end_of_text = prompt.tokenizer.end_of_text();
     if (!end_of_text) {
       throw Failure("the prompt is empty and the tokenizer has no end-of-text token to begin with");
     }
-    prompt = libds::Tensor::from(std::vector<int32_t>{*end_of_text});
+    prompt.ids = libds::Tensor::from(std::vector<int32_t>{*end_of_text});
   }
+  return prompt;
+}
 
+// Prints the text and its continuation.
+int continue_text(const Options& o, libds::Generator& generator, const Prompt& prompt) {
+  const libds::Tokenizer& tokenizer = prompt.tokenizer;
+  const std::string& text = prompt.text;
+  const auto end_of_text = tokenizer.end_of_text();
   libds::GenerateOptions how;
   how.max_tokens = o.max_tokens;
   how.temperature = o.temperature;
@@ -153,7 +180,7 @@ int run(const Options& o) {
   int64_t count = 0;
   const auto start = std::chrono::steady_clock::now();
   try {
-    generator.generate(prompt, how, [&](int32_t id) {
+    generator.generate(prompt.ids, how, [&](int32_t id) {
       stream.token(id);
       ++count;
       return signals.stop() == 0 && !stream.stopped();
@@ -175,8 +202,28 @@ int run(const Options& o) {
                  seconds.count(), static_cast<double>(count) / std::max(seconds.count(), 1e-9));
     std::fprintf(stderr, "keys and values in %s at most\n",
                  format_bytes(most_cache_bytes()).c_str());
+    print_reads(generator.info());
   }
   return signals.stop() != 0 ? kSignalBase + signals.stop() : kDone;
+}
+
+// Of a rank whose experts serve the text of rank 0, which is the one to end it.
+int serve_text(libds::Generator& generator) {
+  const SignalWatch signals(SignalWatch::Loop::kEnds);
+  generator.take_part();
+  return signals.stop() != 0 ? kSignalBase + signals.stop() : kDone;
+}
+
+int run(const Options& o) {
+  libds::Comm comm = make_comm(o.weights);
+  libds::Model model = libds::Model::open(o.model);
+  Prompt prompt;
+  on_first_rank(comm, [&] { prompt = read_prompt(o, model); });
+  libds::Generator generator = make_generator(std::move(model), o.weights, comm);
+  const int status = comm.rank() == 0 ? continue_text(o, generator, prompt) : serve_text(generator);
+  generator.reset();
+  comm.finalize();
+  return status;
 }
 
 }  // namespace
@@ -211,6 +258,7 @@ void add_generate(CLI::App& app, Action& action) {
       ->type_name("FILE");
   add_weight_options(*sub, o.weights, true);
   add_cache_options(*sub, o.weights);
+  add_comm_option(*sub, o.weights);
   sub->add_option("--stop", o.stops, "end the text before this one; may be given several times")
       ->type_name("TEXT")
       ->check([](const std::string& text) {
@@ -221,7 +269,8 @@ void add_generate(CLI::App& app, Action& action) {
   sub->add_flag("--no-graphs", o.no_graphs,
                 "on a GPU, launch the kernels of each token one by one; the text is the same");
   sub->add_flag("--stats", o.stats,
-                "print the speed and the memory of keys and values to standard error");
+                "print the speed, the memory of keys and values, and what was read of weights in a "
+                "file to standard error");
   sub->callback([&action, options] { action = [options] { return run(*options); }; });
 }
 

@@ -4,6 +4,7 @@
 
 #include "command.h"
 #include "format.h"
+#include "rank_device.h"
 
 namespace tool {
 
@@ -39,8 +40,10 @@ void add_weight_options(CLI::App& sub, WeightOptions& o, bool threads) {
                  "keep weights of linear layers in a file there and read them where they are used, "
                  "for models larger than memory")
       ->type_name("FOLDER");
-  sub.add_option("--max-in-cpu", o.max_in_cpu,
-                 "elements of them that stay in memory all the same, with --weights-folder")
+  sub.add_option(
+         "--max-in-cpu", o.max_in_cpu,
+         "elements of them that stay in memory all the same, of experts those used last, with "
+         "--weights-folder")
       ->check(at_least(0))
       ->capture_default_str();
   sub.add_option("--read-ahead", o.read_ahead,
@@ -65,15 +68,17 @@ void add_cache_options(CLI::App& sub, WeightOptions& o) {
       ->capture_default_str();
 }
 
-libds::Generator make_generator(libds::Model model, const WeightOptions& o) {
-  model.set_device(o.device);
+namespace {
+
+// The generator's options; empty: the model's own weights serve.
+Json form_of(const WeightOptions& o, bool prepared) {
   Json form = Json::object();
   if (o.kv_block_tokens > 0 || o.kv_pool_tokens > 0) {
     form["kv_block_tokens"] = o.kv_block_tokens;
     form["kv_pool_tokens"] = o.kv_pool_tokens;
   }
-  if (o.weights.empty() && !o.threads && o.folder.empty() && !o.int8_activations) {
-    return libds::Generator(model, form.dump());
+  if (!prepared && o.weights.empty() && !o.threads && o.folder.empty() && !o.int8_activations) {
+    return form;
   }
   form["weights"] = o.weights.empty() ? "fp32" : o.weights;
   form["group_size"] = o.group_size;
@@ -86,7 +91,30 @@ libds::Generator make_generator(libds::Model model, const WeightOptions& o) {
                              {"buffer_count", 1},
                              {"buffer_size", o.read_ahead}};
   }
-  return libds::Generator(model, form.dump());
+  return form;
+}
+
+}  // namespace
+
+libds::Generator make_generator(libds::Model model, const WeightOptions& o) {
+  model.set_device(o.device);
+  return libds::Generator(model, form_of(o, false).dump());
+}
+
+void add_comm_option(CLI::App& sub, WeightOptions& o) {
+  sub.add_option("--comm-config", o.comm_config,
+                 "of several ranks: communication options as JSON (docs/communication.md)")
+      ->type_name("JSON");
+}
+
+libds::Comm make_comm(const WeightOptions& o) {
+  return {-1, -1, comm_config_on(resolved_device(o.device), o.comm_config)};
+}
+
+libds::Generator make_generator(libds::Model model, const WeightOptions& o, libds::Comm& comm) {
+  if (comm.size() == 1) return make_generator(std::move(model), o);
+  model.set_device(rank_device(resolved_device(o.device), comm));
+  return libds::Generator(model, comm, form_of(o, true).dump());
 }
 
 }  // namespace tool

@@ -1,6 +1,6 @@
 // The options --device, --weights, --group-size, --int8-activations, --weights-folder,
-// --max-in-cpu, --read-ahead, --threads, --kv-block-tokens and --kv-pool-tokens of what runs a
-// model without training it.
+// --max-in-cpu, --read-ahead, --threads, --kv-block-tokens, --kv-pool-tokens and --comm-config of
+// what runs a model without training it.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -23,6 +23,7 @@ struct WeightOptions {
   std::optional<int64_t> threads;
   int64_t kv_block_tokens = 0;  // 0 = one piece
   int64_t kv_pool_tokens = 0;   // 0 = any number
+  std::string comm_config = "{}";
 };
 
 // `threads`: whether the subcommand has no --threads of its own.
@@ -36,5 +37,13 @@ CLI::Option* add_device_option(CLI::App& sub, std::string& device);
 
 // What runs the model on the device and in the form that the options ask for.
 libds::Generator make_generator(libds::Model model, const WeightOptions& options);
+
+// Of what several ranks may run together.
+void add_comm_option(CLI::App& sub, WeightOptions& options);
+// The group that this process was launched in, alone when it was not.
+libds::Comm make_comm(const WeightOptions& options);
+// The same where several ranks run the model: they share its experts, and each makes this call.
+libds::Generator make_generator(libds::Model model, const WeightOptions& options,
+                                libds::Comm& comm);
 
 }  // namespace tool

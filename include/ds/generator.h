@@ -5,6 +5,7 @@
 #ifndef DS_GENERATOR_H
 #define DS_GENERATOR_H
 
+#include "comm.h"
 #include "model.h"
 
 #ifdef __cplusplus
@@ -43,7 +44,9 @@ enum ds_weight_form_code {
  *     {"device": "nvme", "nvme_path": folder, "max_in_cpu": 1e9, "buffer_count": 5, "buffer_size":
  *     1e8}, of a model on the CPU: matrices of linear layers but for the first max_in_cpu elements
  *     rest in a file there without a name, and are read where they are used, ahead of that at most
- *     buffer_count times buffer_size elements (ZeRO-Inference, arXiv:2207.00032). All but "weights"
+ *     buffer_count times buffer_size elements (ZeRO-Inference, arXiv:2207.00032); of experts those
+ *     that tokens chose are read, and what max_in_cpu leaves beside other matrices keeps the ones
+ *     used last. All but "weights"
  *     need a prepared form; those of keys and values do not: "kv_block_tokens": 0, tokens of a
  *     block of the key-value cache, of a model on the CPU: blocks are taken as a text grows (Kwon
  *     et al., arXiv:2309.06180), 0 = one piece for the longest text that the call may make;
@@ -60,22 +63,48 @@ enum ds_weight_form_code {
 DS_API ds_status ds_generator_create(ds_model* model, const char* DS_NULLABLE options_json,
                                      ds_generator** out_generator);
 
+/**
+ * The same for ranks that share a model's experts: each copies its part of every layer's experts,
+ * and everything that is no expert, and reads no other from the model's files. Rows of tokens go to
+ * the ranks that hold the experts which they chose (docs/experts.md). Every rank of the group makes
+ * this call, with the same model and form; then every rank makes each call of
+ * ds_generator_generate, or ds_generator_take_part in its place, of ds_generator_logits and of
+ * ds_generator_hidden_states, with texts and batches of its own.
+ * @param model         must not be trained by an engine
+ * @param options_json  as for ds_generator_create, but "weights" is "fp32" by default and cannot be
+ *     "model"; and "expert_parallel": {"enabled": true, "autoep_size": n}: so many ranks, one after
+ *     another, share the experts, a divisor of the group's ranks and of each layer's experts; by
+ *     default all ranks of the group
+ * @param comm          the group, which the generator keeps; a program ends it after the generator
+ * An error of one rank is an error of all. Afterwards a rank that is lost, or fails within a pass,
+ * ends the group: the others get DS_ERR_COMM or DS_ERR_ABORTED.
+ * Errors: those of ds_generator_create, DS_ERR_CONFIG (experts that cannot be shared so),
+ * DS_ERR_INVALID_ARGUMENT (ranks with different models), DS_ERR_STATE (an engine trains the model),
+ * DS_ERR_COMM. Since: 0.5.
+ */
+DS_API ds_status ds_generator_create_shared(ds_model* model, const char* DS_NULLABLE options_json,
+                                            ds_comm* comm, ds_generator** out_generator);
+
 /** What a generator holds: the form of all but its overrides. Set struct_size before the call.
  * Since: 0.5. */
 typedef struct ds_generator_info {
   int64_t struct_size;     /**< sizeof(ds_generator_info) of the caller's header */
   int64_t bytes;           /**< of all weights; 0 for the model's own */
-  int64_t bytes_per_token; /**< of those that each new token reads whole; 0 for the model's own */
+  int64_t bytes_per_token; /**< of those that each new token reads whole, of experts as many as it
+                                goes through; 0 for the model's own */
   int64_t group_size;      /**< elements that share a scale; 0 = a row, or no such form */
   ds_weight_form weights;  /**< the form */
   int32_t threads;         /**< threads that it works with; 0 for the model's own weights */
   ds_bool symmetric;       /**< groups have no minimum */
   int32_t reserved;        /**< 0 */
   int64_t bytes_saved; /**< of those that the parameters take in float32; 0 for the model's own */
+  int64_t bytes_read;  /**< of weights in a file: read since the generator was made, or asked for */
+  int64_t expert_uses; /**< of experts' matrices in a file: how often a pass used one, ... */
+  int64_t expert_hits; /**< ... and found it in memory, where the last ones stay */
 } ds_generator_info;
 /** A ds_generator_info to be filled. */
 #define DS_GENERATOR_INFO_INIT \
-  { (int64_t)sizeof(ds_generator_info), 0, 0, 0, 0, 0, 0, 0, 0 }
+  { (int64_t)sizeof(ds_generator_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 /** Form and size of the weights. Since: 0.5. */
 DS_API ds_status ds_generator_describe(const ds_generator* generator, ds_generator_info* out_info);
 
@@ -129,6 +158,14 @@ DS_API ds_status ds_generator_generate(ds_generator* generator, const ds_tensor*
                                        const ds_generate_options* DS_NULLABLE options,
                                        ds_token_fn DS_NULLABLE on_token,
                                        void* DS_NULLABLE user_data, ds_tensor** out_ids);
+
+/**
+ * Of a rank without a text of its own, among ranks that share experts: computes what the others'
+ * texts need of its experts, until every rank's ds_generator_generate is done. Without other ranks
+ * it returns at once.
+ * Errors: DS_ERR_STATE, DS_ERR_COMM, DS_ERR_ABORTED. Since: 0.5.
+ */
+DS_API ds_status ds_generator_take_part(ds_generator* generator);
 
 /**
  * Ends the ds_generator_generate that runs now before its next token, with DS_ERR_ABORTED; without

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base.hpp"
+#include "comm.hpp"
 #include "generator.h"
 #include "model.hpp"
 #include "tensor.hpp"
@@ -43,6 +44,13 @@ class Generator : public detail::Handle<ds_generator, ds_generator_destroy> {
   explicit Generator(const Model& model, const std::string& options_json = "") {
     ds_generator* out = nullptr;
     check(ds_generator_create(model.get(), detail::or_null(options_json), &out));
+    reset(out);
+  }
+
+  // Of ranks that share the model's experts: every rank's call, as in ds_generator_create_shared.
+  Generator(const Model& model, Comm& comm, const std::string& options_json = "") {
+    ds_generator* out = nullptr;
+    check(ds_generator_create_shared(model.get(), detail::or_null(options_json), comm.get(), &out));
     reset(out);
   }
 
@@ -93,6 +101,9 @@ class Generator : public detail::Handle<ds_generator, ds_generator_destroy> {
     check(status);
     return Tensor(out).to_vector<int32_t>();
   }
+
+  // Of a rank without a text, among ranks that share experts: until the others are done.
+  void take_part() { check(ds_generator_take_part(get())); }
 
   // From any thread: ends the generation that runs.
   void interrupt() { check(ds_generator_interrupt(get())); }

@@ -1,119 +1,24 @@
 // Generators of ds.h: models that run without being trained.
-#include <algorithm>
-
 #include "capi/args.h"
 #include "capi/batch_args.h"
+#include "capi/comm_object.h"
 #include "capi/fence.h"
 #include "capi/generator_object.h"
+#include "capi/generator_options.h"
 #include "capi/json_args.h"
 #include "capi/tensor_object.h"
 #include "capi/token_args.h"
+#include "engine/agreement.h"
 #include "infer/generate.h"
 #include "models/inputs.h"
+#include "models/shared_experts.h"
 #include "tensor/transfer.h"
 
 namespace ds::capi {
 namespace {
 
 static_assert(sizeof(ds_generate_options) == 64);
-static_assert(sizeof(ds_generator_info) == 56);
-
-constexpr int64_t kMaxThreads = 4096;
-constexpr const char* kModelWeights = "model";
-
-int64_t group_size_of(const JsonArguments& given, int64_t fallback) {
-  const int64_t size = given.integer("group_size", fallback, 0, int64_t{1} << 20);
-  if (size % 8 != 0) given.refuse("group_size", "must be 0 (a row's) or a multiple of 8");
-  return size;
-}
-
-// What an override leaves out is as for all other matrices.
-std::vector<models::WeightOverride> overrides_of(const JsonArguments& given,
-                                                 const models::InferenceOptions& all) {
-  std::vector<models::WeightOverride> out;
-  if (!given.has("overrides")) return out;
-  const Json& list = given.list("overrides", "objects");
-  for (size_t i = 0; i < list.size(); ++i) {
-    const JsonArguments one(list[i], "generator options", str_cat("/overrides/", i),
-                            {"match", "weights", "group_size", "symmetric"});
-    models::WeightOverride form;
-    form.match = one.required_text("match");
-    form.weights =
-        one.has("weights") ? models::weight_form_named(one.required_text("weights")) : all.weights;
-    form.group_size = group_size_of(one, all.group_size);
-    form.symmetric = one.flag("symmetric", all.symmetric);
-    out.push_back(std::move(form));
-  }
-  return out;
-}
-
-// Weights that rest in a file, in the words of zero_optimization.offload_param; none: in memory.
-std::optional<models::WeightFileOptions> weight_file_of(const JsonArguments& given) {
-  if (!given.has("offload_param")) return std::nullopt;
-  const JsonArguments one(
-      given.at("offload_param"), "generator options", "/offload_param",
-      {"device", "nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "pin_memory"});
-  const std::string device = one.text("device", "none");
-  if (device == "none" || device == "cpu") return std::nullopt;
-  if (device != "nvme") one.refuse("device", "must be \"none\", \"cpu\" or \"nvme\"");
-  constexpr int64_t kMost = int64_t{1} << 40;
-  models::WeightFileOptions file;
-  file.folder = one.required_text("nvme_path");
-  file.elements_in_memory = one.integer("max_in_cpu", 1'000'000'000, 0, kMost);
-  file.elements_ahead = one.integer("buffer_count", 5, 1, 4096) *
-                        one.integer("buffer_size", 100'000'000, 0, kMost / 4096);
-  one.flag("pin_memory", true);  // memory of requests is page-locked while they run
-  return file;
-}
-
-infer::KvBlockOptions kv_blocks_of(const JsonArguments& given) {
-  constexpr int64_t kMost = int64_t{1} << 40;
-  infer::KvBlockOptions kv;
-  kv.block_tokens = given.integer("kv_block_tokens", 0, 0, int64_t{1} << 20);
-  kv.pool_tokens = given.integer("kv_pool_tokens", 0, 0, kMost);
-  if (kv.pool_tokens > 0 && kv.block_tokens == 0) {
-    given.refuse("kv_pool_tokens", "needs kv_block_tokens, the tokens of a block");
-  }
-  if (kv.pool_tokens > 0 && kv.pool_tokens < kv.block_tokens) {
-    given.refuse("kv_pool_tokens",
-                 str_cat("must be 0 (any number) or at least kv_block_tokens, ", kv.block_tokens));
-  }
-  return kv;
-}
-
-bool has_codes(const models::InferenceOptions& options) {
-  const auto codes = [](models::WeightForm form) {
-    return form == models::WeightForm::kInt8 || form == models::WeightForm::kInt4;
-  };
-  return codes(options.weights) ||
-         std::any_of(options.overrides.begin(), options.overrides.end(),
-                     [&](const models::WeightOverride& o) { return codes(o.weights); });
-}
-
-// None: the model's own weights.
-std::optional<models::InferenceOptions> prepared_form(const JsonArguments& given) {
-  const std::string weights = given.text("weights", kModelWeights);
-  if (weights == kModelWeights) {
-    for (const char* const key :
-         {"group_size", "symmetric", "threads", "int8_activations", "overrides", "offload_param"}) {
-      if (given.has(key)) given.refuse(key, "needs \"weights\": fp32, bf16, int8 or int4");
-    }
-    return std::nullopt;
-  }
-  models::InferenceOptions options;
-  options.weights = models::weight_form_named(weights);
-  options.group_size = group_size_of(given, options.group_size);
-  options.symmetric = given.flag("symmetric", options.symmetric);
-  options.threads = static_cast<int>(given.integer("threads", 0, 0, kMaxThreads));
-  options.overrides = overrides_of(given, options);
-  options.int8_activations = given.flag("int8_activations", options.int8_activations);
-  if (options.int8_activations && !has_codes(options)) {
-    given.refuse("int8_activations",
-                 "needs weights in \"int8\" or \"int4\", to multiply them with");
-  }
-  options.file = weight_file_of(given);
-  return options;
-}
+static_assert(sizeof(ds_generator_info) == 80);
 
 ds_weight_form form_of(models::WeightForm form) {
   switch (form) {
@@ -180,6 +85,69 @@ models::Batch model_batch(models::Model& model, const BatchArgument& given) {
   return batch;
 }
 
+constexpr const char* kSharing = "a generator of several ranks: ";
+
+// The mesh of ranks of which so many share experts; without the option all do.
+Mesh expert_mesh(const JsonArguments& given, const std::shared_ptr<Communicator>& comm) {
+  int64_t ranks = comm->size();
+  if (given.has("expert_parallel")) {
+    const JsonArguments one(given.at("expert_parallel"), "generator options", "/expert_parallel",
+                            {"enabled", "autoep_size"});
+    const bool enabled = one.flag("enabled", true);
+    ranks = one.integer("autoep_size", enabled ? ranks : 1, 1, int64_t{1} << 20);
+    if (!enabled) ranks = 1;
+  }
+  DS_CHECK(comm->size() % ranks == 0, Code::kConfig, kSharing, ranks,
+           " ranks that share experts (expert_parallel.autoep_size) do not divide the ",
+           comm->size(), " ranks of the group");
+  MeshSizes sizes;
+  sizes.expert = static_cast<int>(ranks);
+  return Mesh(comm, sizes);
+}
+
+// What is the same on every rank: the model, where its weights come from, and their form.
+std::string shared_text(models::Model& model, const models::InferenceOptions& form) {
+  const auto one = [](models::WeightForm weights, int64_t group, bool symmetric) {
+    return str_cat(models::weight_form_name(weights), ",", group, ",", symmetric ? 1 : 0);
+  };
+  std::string out = str_cat(model.architecture().config().dump(), "\n",
+                            one(form.weights, form.group_size, form.symmetric), ",",
+                            form.int8_activations ? 1 : 0);
+  for (const models::WeightOverride& o : form.overrides) {
+    out += str_cat("\n", o.match, ",", one(o.weights, o.group_size, o.symmetric));
+  }
+  const auto& loader = model.held_weights("ranks cannot share the model's experts").loader();
+  return str_cat(out, "\n", loader ? loader->fingerprint() : 0);
+}
+
+// Collective: this rank's part of the model.
+std::shared_ptr<models::Model> shared_copy(models::Model& model, const Mesh& mesh,
+                                           const models::InferenceOptions& form,
+                                           const infer::KvBlockOptions& kv) {
+  const OpContext ctx = model.host_context();
+  constexpr const char* kWhat = "making a generator of ranks that share experts";
+  std::string own;
+  agree(ctx, *mesh.world(), kWhat, [&] {
+    models::check_shared_experts(model.parameters(), mesh.size(MeshGroup::kExpert), kSharing,
+                                 "run it in one process");
+    infer::check_kv_blocks(kv, *model.device());
+    own = shared_text(model, form);
+  });
+  const std::string first = broadcast_text(ctx, *mesh.world(), own);
+  std::shared_ptr<models::Model> copy;
+  agree(ctx, *mesh.world(), kWhat, [&] {
+    DS_CHECK(own == first, Code::kInvalidArgument,
+             "this rank has another model than rank 0, or another form of its weights; ranks "
+             "that share experts open the same files with the same options");
+    copy = model.prepared_copy(form, &mesh);
+  });
+  if (mesh.size(MeshGroup::kExpert) > 1) {
+    const RankGroup experts = mesh.placed(MeshGroup::kExpert);
+    copy->set_pass_ranks({experts, experts});
+  }
+  return copy;
+}
+
 }  // namespace
 }  // namespace ds::capi
 
@@ -208,6 +176,28 @@ ds_status ds_generator_create(ds_model* model, const char* options_json,
   });
 }
 
+ds_status ds_generator_create_shared(ds_model* model, const char* options_json, ds_comm* comm,
+                                     ds_generator** out_generator) {
+  return guard(__func__, [&] {
+    ds_generator*& out = out_param(out_generator, "out_generator");
+    const UsedModel used(model, "model");
+    const std::shared_ptr<Communicator> group = look_up(comm, "comm")->comm;
+    const JsonArguments given(
+        options_json, "generator options",
+        {"weights", "group_size", "symmetric", "threads", "int8_activations", "overrides",
+         "offload_param", "kv_block_tokens", "kv_pool_tokens", "expert_parallel"});
+    const std::optional<models::InferenceOptions> form = prepared_form(given, "fp32");
+    if (!form) {
+      given.refuse("weights", "must be fp32, bf16, int8 or int4: each rank has a copy of its part");
+    }
+    const infer::KvBlockOptions kv = kv_blocks_of(given);
+    static_cast<void>(used->architecture());  // own parameters have no forward pass
+    const Mesh mesh = expert_mesh(given, group);
+    out = publish<ds_generator>(
+        std::make_shared<GeneratorObject>(shared_copy(*used, mesh, *form, kv), kv));
+  });
+}
+
 ds_status ds_generator_describe(const ds_generator* generator, ds_generator_info* out_info) {
   return guard(__func__, [&] {
     const auto object = look_up(generator, "generator");
@@ -219,6 +209,9 @@ ds_status ds_generator_describe(const ds_generator* generator, ds_generator_info
       info.bytes = report.bytes;
       info.bytes_per_token = report.bytes_per_token;
       info.bytes_saved = report.bytes_saved;
+      info.bytes_read = report.reads.bytes;
+      info.expert_uses = report.reads.expert_uses;
+      info.expert_hits = report.reads.expert_hits;
       info.group_size = report.group_size;
       info.weights = form_of(report.weights);
       info.threads = report.threads;
@@ -252,6 +245,13 @@ ds_status ds_generator_generate(ds_generator* generator, const ds_tensor* prompt
     out = publish_tensor(
         id_tensor(infer::generate(model->context(), model->reader(), model->architecture(), ids,
                                   chosen, token_callback(model.generator(), on_token, user_data))));
+  });
+}
+
+ds_status ds_generator_take_part(ds_generator* generator) {
+  return guard(__func__, [&] {
+    const RunningModel model(generator);
+    infer::take_part(model->context(), model->reader(), model->architecture(), model->pass_ranks());
   });
 }
 

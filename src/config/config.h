@@ -234,6 +234,16 @@ struct DistillationConfig {
   bool active(int64_t steps) const { return enabled && (!stop_step || steps < *stop_step); }
 };
 
+// A new student whose layers begin as layers of its teacher, which /distillation/teacher names.
+struct LayerReductionConfig {
+  bool enabled = false;
+  std::optional<int64_t> keep_number_layer;  // of the student
+  std::string module_name_prefix;            // of the layers; empty: what the model calls them
+  std::vector<int64_t> teacher_layer;        // by layer of the student
+  // Modules that are copied besides; unset: all that are no layers.
+  std::optional<std::vector<std::string>> other_module_name;
+};
+
 struct ActivationCheckpointingConfig {
   bool enabled = false;
   std::optional<int64_t> number_checkpoints;    // segments; unset: every transformer block is one
@@ -405,6 +415,7 @@ class Config {
   ZeroConfig zero;
   ExpertParallelConfig expert_parallel;
   DistillationConfig distillation;
+  LayerReductionConfig layer_reduction;
   AioConfig aio;
   MemoryPlanConfig memory_plan;
   CommsLoggerConfig comms_logger;

@@ -120,16 +120,29 @@ KeyTable head_pruning() {
 }
 
 KeyTable layer_reduction() {
-  Key layer = any_integer();
-  layer = std::move(layer).at_least(0);
-  return table("A student made of some of the teacher's layers.",
-               {
-                   flag("enabled", false, "Turns it on.").needs("layer reduction"),
-                   integer("keep_number_layer", std::nullopt, "Layers kept.").at_least(1),
-                   text("module_name_prefix", std::nullopt, "Prefix of the layers."),
-                   list("teacher_layer", std::move(layer), "null", "Which layers."),
-                   list("other_module_name", any_text(), "null", "Modules copied besides."),
-               })
+  using Reduction = LayerReductionConfig;
+  return table(
+             "A new student begins with some of its teacher's layers; /distillation/teacher names "
+             "the teacher, also where distillation is off (docs/experts.md).",
+             {
+                 flag("enabled", false, "Turns it on.").to(&Reduction::enabled),
+                 integer("keep_number_layer", std::nullopt,
+                         "Layers of the student, where they are to be checked.")
+                     .at_least(1)
+                     .to(&Reduction::keep_number_layer),
+                 text("module_name_prefix", std::nullopt,
+                      "What stands before a layer's number in its parameters' names, such as "
+                      "bert.encoder.layer; null: as the model has it.")
+                     .to(&Reduction::module_name_prefix),
+                 list("teacher_layer", any_integer().at_least(0), "null",
+                      "For each layer of the student the layer of the teacher that it begins as, "
+                      "from 0.")
+                     .to(&Reduction::teacher_layer),
+                 list("other_module_name", any_text(), "null",
+                      "Modules that are copied besides, such as bert.embeddings; null: all that "
+                      "are no layers.")
+                     .to(&Reduction::other_module_name),
+             })
       .gated_by("enabled")
       .ignores_other_keys();
 }
@@ -184,7 +197,7 @@ KeyTable compression_table() {
           section("row_pruning", structured_pruning("Pruning of rows.", "row pruning")),
           section("head_pruning", head_pruning()),
           section("channel_pruning", structured_pruning("Pruning of channels.", "channel pruning")),
-          section("layer_reduction", layer_reduction()),
+          section("layer_reduction", layer_reduction()).to(&Config::layer_reduction),
       });
 }
 

@@ -436,7 +436,20 @@ class Rules {
     }
   }
 
+  void layer_reduction() {
+    const std::string base = "/compression_training/layer_reduction/";
+    if (!on(base + "enabled")) return;
+    const Json& layers = at(base + "teacher_layer");
+    const bool given = layers.is_array() && !layers.empty();
+    forbid(!given, (base + "teacher_layer").c_str(),
+           "missing; name the teacher's layer for each layer of the student");
+    const auto keep = integer(base + "keep_number_layer");
+    forbid(given && keep && *keep != std::ssize(layers), (base + "keep_number_layer").c_str(),
+           *keep, " layers are to be kept, and teacher_layer names ", layers.size());
+  }
+
   void compression() {
+    layer_reduction();
     constexpr const char* kEnd =
         "/compression_training/sparse_pruning/shared_parameters/schedule_offset_end";
     const auto begin =

@@ -56,6 +56,10 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
   if (comms_logger_) run_->world().set_logger(comms_logger_);
   observer_ = std::make_unique<StepObserver>(*run_);
   const models::Model::Use use(*run_->model);
+  if (run_->config.layer_reduction.enabled) {
+    agree(run_->context(), run_->world(), "finding the layers of a student",
+          [&] { begin_with_layers(run_->config, *run_->model); });
+  }
   run_->state = run_->model->attach_engine<zero::TrainState>();
   try {
     make_parts();

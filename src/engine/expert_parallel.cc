@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/text.h"
+#include "models/shared_experts.h"
 
 namespace ds {
 namespace {
@@ -36,19 +37,13 @@ MeshSizes mesh_sizes(const Config& config, int world) {
 void check_experts(const Config& config, const nn::ParameterSet& parameters) {
   const int ranks = config.expert_parallel.ranks();
   if (ranks == 1) return;
+  models::check_shared_experts(parameters, ranks, kSize, "leave expert_parallel out");
   std::vector<std::vector<nn::ParamId>> by_place(static_cast<size_t>(ranks));
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     const nn::Parameter& p = parameters[id];
     if (p.split.experts == 0) continue;
-    DS_CHECK(p.split.experts % ranks == 0, Code::kConfig, kSize, ranks, " ranks cannot share the ",
-             p.split.experts, " experts of the layer of ", printable(p.name),
-             " equally; use a divisor of every layer's number of experts");
-    DS_CHECK(p.expert >= 0, Code::kUnsupported, kSize, printable(p.name),
-             " is of all experts of a layer together, which ranks cannot share so far");
     by_place[static_cast<size_t>(p.expert / (p.split.experts / ranks))].push_back(id);
   }
-  DS_CHECK(!by_place[0].empty(), Code::kConfig, kSize,
-           "the model has no layers of experts that ranks could share; leave expert_parallel out");
   for (const std::vector<nn::ParamId>& other : by_place) {
     DS_CHECK(other.size() == by_place[0].size(), Code::kConfig, "configuration: /expert_parallel: ",
              "experts of one layer have different numbers of parameters (adapters, perhaps, beside "

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 
+#include "base/log.h"
 #include "base/text.h"
 #include "device/counting_device.h"
+#include "models/layer_reduction.h"
+#include "models/weight_loaders.h"
 #include "models/weights.h"
 
 namespace ds {
@@ -64,6 +67,19 @@ void check_pair(const std::string& folder, const models::ArchitectureInfo& teach
            student.token_types);
 }
 
+std::shared_ptr<models::Model> open_folder(const std::string& folder) {
+  std::shared_ptr<models::Model> model;
+  try {
+    model = models::open_model(folder);
+  } catch (const Error& error) {
+    fail(error.code(), kTeacher, error.message());
+  }
+  DS_CHECK(model->has_architecture(), Code::kConfig, kTeacher, "the checkpoint in ",
+           printable(folder, 300),
+           " is of a program's own parameters, which the library cannot run");
+  return model;
+}
+
 // What a plan reads in place of the files.
 class NoWeights final : public nn::WeightLoader {
  public:
@@ -75,24 +91,43 @@ std::unique_ptr<models::InferenceWeights> make_weights(const TeacherModel& teach
                                                        const OpContext& ctx,
                                                        const nn::ModelWeights& from) {
   return std::make_unique<models::InferenceWeights>(ctx, teacher.model->parameters(), from,
-                                                    teacher.info().output, teacher.form);
+                                                    teacher.info(), teacher.form);
 }
 
 }  // namespace
+
+void begin_with_layers(const Config& config, models::Model& student) {
+  const LayerReductionConfig& reduction = config.layer_reduction;
+  if (!reduction.enabled) return;
+  constexpr const char* kReduction = "configuration: /compression_training/layer_reduction/";
+  const int64_t layers = student.architecture().info().layers;
+  const std::optional<int64_t>& keep = reduction.keep_number_layer;
+  DS_CHECK(!keep || *keep == layers, Code::kConfig, kReduction, "keep_number_layer: ", *keep,
+           " layers are to be kept, and the student has ", layers);
+  const auto& loader =
+      student.held_weights("a student cannot begin with its teacher's layers").loader();
+  if (!loader || !models::makes_fresh_weights(*loader)) {
+    log_info("engine", "layer_reduction: the student has weights already, which stay as they are");
+    return;
+  }
+  DS_CHECK(!config.distillation.teacher.empty(), Code::kConfig, kReduction,
+           "enabled: whose layers? Name the teacher's folder in /distillation/teacher");
+  try {
+    student.set_weight_loader(models::reduced_weights(
+        student, open_folder(config.distillation.teacher),
+        {reduction.module_name_prefix, reduction.teacher_layer, reduction.other_module_name}));
+  } catch (const Error& error) {
+    if (error.code() != Code::kConfig || error.message().starts_with("configuration: ")) throw;
+    fail(error.code(), kReduction, error.message());
+  }
+}
 
 std::shared_ptr<const TeacherModel> open_teacher(const Config& config,
                                                  const models::ArchitectureInfo& student) {
   const DistillationConfig& distillation = config.distillation;
   if (!distillation.enabled) return nullptr;
   auto out = std::make_shared<TeacherModel>();
-  try {
-    out->model = models::open_model(distillation.teacher);
-  } catch (const Error& error) {
-    fail(error.code(), kTeacher, error.message());
-  }
-  DS_CHECK(out->model->has_architecture(), Code::kConfig, kTeacher, "the checkpoint in ",
-           printable(distillation.teacher, 300),
-           " is of a program's own parameters, which the library cannot run");
+  out->model = open_folder(distillation.teacher);
   out->form.weights = form_of(config);
   check_pair(distillation.teacher, out->info(), student);
   const std::optional<int64_t>& length = config.memory_plan.sequence_length;

@@ -26,6 +26,11 @@ struct TeacherModel {
 std::shared_ptr<const TeacherModel> open_teacher(const Config& config,
                                                  const models::ArchitectureInfo& student);
 
+// With /compression_training/layer_reduction: a student whose weights nobody has made yet begins as
+// that says, with layers of the teacher's; weights that came from a folder or from training stay.
+// Throws kConfig where the two models do not fit.
+void begin_with_layers(const Config& config, models::Model& student);
+
 // The weights of a teacher over memory that is only counted, for plans.
 std::unique_ptr<models::InferenceWeights> counted_weights(const TeacherModel& teacher,
                                                           const OpContext& ctx);

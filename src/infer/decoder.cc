@@ -56,20 +56,24 @@ Decoder::Decoder(const OpContext& ctx, nn::ParameterReader& weights,
 std::span<const float> Decoder::feed(std::span<const int32_t> tokens) {
   const auto n = static_cast<int64_t>(tokens.size());
   if (graphs_ && n == 1 && feed_recorded(tokens.front())) return fetch(graphs_->logits());
+  return fetch(to_fp32(ctx_, logits(batch_of(tokens), inference_options())));
+}
+
+models::Batch Decoder::batch_of(std::span<const int32_t> tokens) {
+  const auto n = static_cast<int64_t>(tokens.size());
   models::Batch batch;
   batch.ids = host_.workspace(DType::kInt32, {1, n});
   std::copy(tokens.begin(), tokens.end(), batch.ids.data<int32_t>());
   batch.position_ids = models::position_ids(host_, 1, n, cache_.length(0));
   // Tables are made for as many positions as recorded work will ask for.
   if (graphs_) batch.positions = DecodeGraphs::room_for(cache_.length(0) + n, cache_.capacity());
-  batch = models::to_device(std::move(batch), ctx_.device);
-  return fetch(to_fp32(ctx_, logits(batch, inference_options())));
+  return models::to_device(std::move(batch), ctx_.device);
 }
 
 void Decoder::take_part() {
   forget();
   const int32_t any = 0;
-  feed({&any, 1});
+  logits(batch_of({&any, 1}), inference_options(), true);
 }
 
 bool Decoder::feed_recorded(int32_t token) {
@@ -81,12 +85,14 @@ bool Decoder::feed_recorded(int32_t token) {
   return graphs_->run(token, cache_, pass);
 }
 
-Tensor Decoder::logits(const models::Batch& batch, const nn::TapeOptions& options) {
+Tensor Decoder::logits(const models::Batch& batch, const nn::TapeOptions& options,
+                       bool for_others) {
   nn::Tape tape(ctx_, weights_, nullptr, options);
   models::ForwardOptions forward;
   forward.state = &cache_;
   forward.last_only = true;
   if (experts_) forward.expert_ranks = &experts_;
+  forward.for_others = for_others;
   return model_.logits(tape, batch, forward).data;
 }
 

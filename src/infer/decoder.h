@@ -34,7 +34,9 @@ class Decoder {
   void take_part();
 
  private:
-  Tensor logits(const models::Batch& batch, const nn::TapeOptions& options);
+  Tensor logits(const models::Batch& batch, const nn::TapeOptions& options,
+                bool for_others = false);
+  models::Batch batch_of(std::span<const int32_t> tokens);
   bool feed_recorded(int32_t token);
   std::span<const float> fetch(const Tensor& from);
 

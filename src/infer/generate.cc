@@ -51,24 +51,29 @@ class Turns {
   }
   explicit operator bool() const { return static_cast<bool>(ranks_); }
 
+  // The pass of this turn. The others are in it, too: a rank that leaves it ends the group.
+  template <class Pass>
+  auto pass(const Pass& make) {
+    try {
+      return make();
+    } catch (const std::exception& error) {
+      if (ranks_) ranks_->abort(str_cat("a pass over the model failed: ", error.what()));
+      throw;
+    }
+  }
+
  private:
   const RankGroup ranks_;
   Tensor goes_on_;
 };
 
-models::ForwardOptions pass_options(const RankGroup& experts) {
-  models::ForwardOptions options;
-  if (experts) options.expert_ranks = &experts;
-  return options;
+// Makes the others' passes until all have finished.
+void serve(Decoder& decoder, Turns& turns) {
+  while (turns && turns.take(false)) turns.pass([&] { decoder.take_part(); });
 }
 
-}  // namespace
-
-std::vector<int32_t> generate(const OpContext& ctx, nn::ParameterReader& weights,
-                              const models::Architecture& architecture,
-                              std::span<const int32_t> prompt, const GenerateOptions& options,
-                              const std::function<bool(int32_t)>& on_token) {
-  const models::ArchitectureInfo& info = architecture.info();
+void check_request(const models::ArchitectureInfo& info, std::span<const int32_t> prompt,
+                   const GenerateOptions& options) {
   check_sampling(options.sampling);
   DS_CHECK(info.head == models::Head::kCausalLm, Code::kUnsupported,
            "only causal language models continue a text; this model has another head");
@@ -79,6 +84,37 @@ std::vector<int32_t> generate(const OpContext& ctx, nn::ParameterReader& weights
     DS_CHECK(id >= 0 && id < info.vocab_size, Code::kInvalidArgument, "the prompt holds token ", id,
              ", outside the model's vocabulary of ", info.vocab_size);
   }
+}
+
+models::ForwardOptions pass_options(const RankGroup& experts) {
+  models::ForwardOptions options;
+  if (experts) options.expert_ranks = &experts;
+  return options;
+}
+
+}  // namespace
+
+void take_part(const OpContext& ctx, nn::ParameterReader& weights,
+               const models::Architecture& architecture, const models::PassRanks& ranks) {
+  if (!ranks.together) return;
+  GenerateOptions options;
+  options.ranks = ranks;
+  Decoder decoder(ctx, weights, architecture, 1, options);
+  Turns turns(ctx, ranks.together);
+  serve(decoder, turns);
+}
+
+std::vector<int32_t> generate(const OpContext& ctx, nn::ParameterReader& weights,
+                              const models::Architecture& architecture,
+                              std::span<const int32_t> prompt, const GenerateOptions& options,
+                              const std::function<bool(int32_t)>& on_token) {
+  try {
+    check_request(architecture.info(), prompt, options);
+  } catch (const Error&) {  // the others' texts are not to blame
+    if (options.ranks.together) take_part(ctx, weights, architecture, options.ranks);
+    throw;
+  }
+  const models::ArchitectureInfo& info = architecture.info();
   std::vector<int32_t> text(prompt.begin(), prompt.end());
   const auto prompt_length = static_cast<int64_t>(prompt.size());
   const int64_t capacity = options.max_tokens >= info.max_positions
@@ -105,7 +141,7 @@ std::vector<int32_t> generate(const OpContext& ctx, nn::ParameterReader& weights
       }
     }
     const std::span<const float> logits =
-        decoder.feed(std::span(text).last(static_cast<size_t>(fresh)));
+        turns.pass([&] { return decoder.feed(std::span(text).last(static_cast<size_t>(fresh))); });
     const RandomStream stream{options.seed, kGenerationStep, 0};
     const double uniform = (stream.bits(static_cast<uint64_t>(i)) + 0.5) * 0x1.0p-32;
     return sample_token(logits, options.sampling, uniform);
@@ -125,7 +161,7 @@ std::vector<int32_t> generate(const OpContext& ctx, nn::ParameterReader& weights
       stopped = std::current_exception();
     }
   }
-  while (turns && turns.take(false)) decoder.take_part();
+  serve(decoder, turns);
   if (stopped) std::rethrow_exception(stopped);
   return {text.begin() + prompt_length, text.end()};
 }

@@ -27,11 +27,16 @@ struct GenerateOptions {
 // kCallback. When the positions are used up, the older half of the window is forgotten.
 //
 // Where ranks make passes together every one of them calls this, each with a text and options of
-// its own: one that has finished takes part until all have.
+// its own, or take_part: one that has finished takes part until all have. A request that is refused
+// is refused when the others have finished; a pass that fails ends the group.
 std::vector<int32_t> generate(const OpContext& ctx, nn::ParameterReader& weights,
                               const models::Architecture& architecture,
                               std::span<const int32_t> prompt, const GenerateOptions& options,
                               const std::function<bool(int32_t)>& on_token);
+
+// The part of a rank that has no text of its own; nothing where there are no other ranks.
+void take_part(const OpContext& ctx, nn::ParameterReader& weights,
+               const models::Architecture& architecture, const models::PassRanks& ranks);
 
 // Logits fp32 of a batch without training, as the model's head gives them: [B, T, V] or
 // [B, classes], where the model is. `batch` holds checked ids, which may lie on the host; missing

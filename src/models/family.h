@@ -13,7 +13,8 @@ namespace ds::models {
 
 // What layers of experts get of the pass.
 inline nn::MoePass moe_pass(const PassContext& pass) {
-  return {pass.batch.key_mask, pass.options.routers, pass.options.expert_ranks};
+  return {pass.batch.key_mask, pass.options.routers, pass.options.expert_ranks,
+          pass.options.for_others};
 }
 
 class FamilyBase : public Architecture {

@@ -5,6 +5,7 @@
 
 #include "base/pattern.h"
 #include "base/text.h"
+#include "models/architecture.h"
 #include "ops/elementwise.h"
 #include "tensor/transfer.h"
 
@@ -71,50 +72,105 @@ WeightForm weight_form_named(std::string_view name) {
 }
 
 InferenceWeights::InferenceWeights(const OpContext& ctx, const nn::ParameterSet& parameters,
-                                   const nn::ModelWeights& from, nn::ParamId output,
-                                   const InferenceOptions& options)
+                                   const nn::ModelWeights& from, const ArchitectureInfo& info,
+                                   const InferenceOptions& options, std::vector<bool> here)
     : parameters_(parameters),
       options_(options),
-      compute_type_(options.weights == WeightForm::kFloat32 ? DType::kFloat32 : DType::kBFloat16) {
-  check_overrides(options, parameters_, output);
+      output_(info.output),
+      compute_type_(options.weights == WeightForm::kFloat32 ? DType::kFloat32 : DType::kBFloat16),
+      here_(std::move(here)) {
+  check_overrides(options, parameters_, output_);
   if (options.file) {
     DS_CHECK(ctx.device->kind() == DeviceKind::kCpu, Code::kUnsupported,
              "weights in a file are read to the CPU's memory, and the model is on ",
              ctx.device->describe(), "; leave offload_param out, or run it on the CPU");
-    elements_in_memory_ = options.file->elements_in_memory;
     file_ = std::make_unique<WeightFile>(*options.file, ctx.device,
                                          most_file_bytes(parameters_, compute_type_));
+    place_matrices();
   }
   for (nn::ParamId id = 0; id < parameters_.size(); ++id) {
+    if (!holds(id)) {
+      held_.emplace_back();
+      continue;
+    }
     const nn::Parameter& p = parameters_[id];
-    const bool product = p.projection || id == output;
-    // A matrix that has other names too is a table as well: rows are looked up in the dense form.
-    const bool looked_up = p.shape.dims() == 2 && (!product || !p.aliases.empty());
-    Held held = make_held(ctx, id, from, product, looked_up);
+    Held held = make_held(ctx, id, from);
     const int64_t dense = held.dense ? held.dense.bytes() : 0;
     const int64_t codes = held.quantized ? held.quantized->bytes() : 0;
     bytes_ += dense + codes;
     float_bytes_ += p.shape.elements() * dtype_size(DType::kFloat32);
-    if (product || p.shape.dims() != 2) bytes_per_token_ += codes > 0 ? codes : dense;
-    if (file_ && product && !looked_up) store(p, held);
+    if (is_product(id) || p.shape.dims() != 2) {
+      const int64_t bytes = codes > 0 ? codes : dense;
+      const bool chosen = p.expert >= 0 && p.split.experts > 0;
+      bytes_per_token_ += chosen ? bytes * info.experts_per_token / p.split.experts : bytes;
+    }
+    if (file_ && places_[static_cast<size_t>(id)].stored) store(id, held);
     held_.push_back(std::move(held));
   }
 }
 
+// A matrix that has other names too is a table as well: rows are looked up in the dense form.
+bool InferenceWeights::is_looked_up(nn::ParamId id) const {
+  const nn::Parameter& p = parameters_[id];
+  return p.shape.dims() == 2 && (!is_product(id) || !p.aliases.empty());
+}
+
+// Matrices that every token reads stay in memory before those of experts, of which each reads a
+// few. What is left of the memory keeps experts that were used last, of every layer as many: the
+// layers take turns, so that the last ones of all would be those of the last layers alone. Where
+// there is not one expert for each layer, the first ones have one.
+void InferenceWeights::place_matrices() {
+  places_.resize(static_cast<size_t>(parameters_.size()));
+  int64_t left = options_.file->elements_in_memory;
+  int64_t of_experts = 0, of_expert = 0, largest = 0, last = -1;
+  size_t layers = 0;
+  for (nn::ParamId id = 0; id < parameters_.size(); ++id) {
+    const nn::Parameter& p = parameters_[id];
+    const int64_t elements = p.shape.elements();
+    Place& place = places_[static_cast<size_t>(id)];
+    place.stored = is_product(id) && !is_looked_up(id) && holds(id);
+    if (p.expert < 0) {
+      if (!place.stored || elements > left) continue;
+      left -= elements;
+      place.stored = false;
+      continue;
+    }
+    if (!is_product(id)) continue;
+    if (layers == 0 || p.expert < last) ++layers;
+    if (p.expert != last) of_expert = 0;
+    last = p.expert;
+    if (!place.stored) continue;
+    place.layer = layers - 1;
+    of_experts += elements;
+    of_expert += elements;
+    largest = std::max(largest, of_expert);
+  }
+  if (of_experts <= left) {
+    for (Place& place : places_) {
+      if (place.layer) place.stored = false;
+    }
+    return;
+  }
+  const size_t kept = std::min(layers, static_cast<size_t>(left / largest));
+  std::vector<int64_t> room(layers, 0);
+  std::fill_n(room.begin(), kept, kept > 0 ? left / static_cast<int64_t>(kept) : 0);
+  file_->keep_recent(room);
+}
+
 // Rows of fp32 numbers at a time, which become what is kept of them.
 InferenceWeights::Held InferenceWeights::make_held(const OpContext& ctx, nn::ParamId id,
-                                                   const nn::ModelWeights& from, bool product,
-                                                   bool looked_up) const {
+                                                   const nn::ModelWeights& from) const {
   const nn::Parameter& p = parameters_[id];
   Held held;
-  const auto form = product && !p.keeps_numbers ? quantized_form(options_, p.name) : std::nullopt;
+  const auto form =
+      is_product(id) && !p.keeps_numbers ? quantized_form(options_, p.name) : std::nullopt;
   int64_t unit = 1;
   try {
     if (form) {
       held.quantized = ops::make_quantized(ctx, p.shape, *form);
       unit = std::max<int64_t>(1, ops::kQuantizedRows * p.shape[1]);
     }
-    if (!held.quantized || looked_up) {
+    if (!held.quantized || is_looked_up(id)) {
       const DType type = p.keeps_fp32 ? DType::kFloat32 : compute_type_;
       held.dense = Tensor::empty(ctx.device, type, p.shape, MemoryTag::kParameters);
     }
@@ -137,22 +193,26 @@ InferenceWeights::Held InferenceWeights::make_held(const OpContext& ctx, nn::Par
   return held;
 }
 
-void InferenceWeights::store(const nn::Parameter& parameter, Held& held) {
-  if (parameter.shape.elements() <= elements_in_memory_) {
-    elements_in_memory_ -= parameter.shape.elements();
-    return;
-  }
+void InferenceWeights::store(nn::ParamId id, Held& held) {
+  const std::optional<size_t> layer = places_[static_cast<size_t>(id)].layer;
+  const int64_t elements = parameters_[id].shape.elements();
   if (!held.quantized) {
-    held.stored = file_->put({std::exchange(held.dense, {})});
+    held.stored = file_->put({std::exchange(held.dense, {})}, elements, layer);
     return;
   }
   ops::QuantizedWeight& codes = *held.quantized;
   std::vector<Tensor> tensors = {std::exchange(codes.codes, {}), std::exchange(codes.scales, {})};
   if (codes.minimum) tensors.push_back(std::exchange(codes.minimum, {}));
-  held.stored = file_->put(tensors);
+  held.stored = file_->put(tensors, elements, layer);
+}
+
+void InferenceWeights::check_held(nn::ParamId id) const {
+  DS_CHECK(holds(id), Code::kState, printable(parameters_[id].name),
+           " is held by another of the ranks that share experts; ask there");
 }
 
 Tensor InferenceWeights::acquire(nn::ParamId id) {
+  check_held(id);
   const Held& held = held_[static_cast<size_t>(id)];
   if (held.stored && !held.quantized) return file_->hold(*held.stored).front();
   DS_CHECK(held.dense, Code::kInternal, parameters_[id].name, " is held in ",
@@ -161,6 +221,7 @@ Tensor InferenceWeights::acquire(nn::ParamId id) {
 }
 
 const ops::QuantizedWeight* InferenceWeights::quantized(nn::ParamId id) {
+  check_held(id);
   Held& held = held_[static_cast<size_t>(id)];
   if (!held.quantized) return nullptr;
   if (held.stored) {
@@ -170,6 +231,17 @@ const ops::QuantizedWeight* InferenceWeights::quantized(nn::ParamId id) {
     if (tensors.size() > 2) held.quantized->minimum = tensors[2];
   }
   return &*held.quantized;
+}
+
+// Only those of experts in the file are read in another order than in the last pass.
+void InferenceWeights::expect(std::span<const nn::ParamId> ids) {
+  if (!file_) return;
+  std::vector<WeightFile::Entry> entries;
+  for (const nn::ParamId id : ids) {
+    const Held& held = held_[static_cast<size_t>(id)];
+    if (held.stored && places_[static_cast<size_t>(id)].layer) entries.push_back(*held.stored);
+  }
+  file_->expect(entries);
 }
 
 void InferenceWeights::release(nn::ParamId id) noexcept {
@@ -198,6 +270,7 @@ InferenceReport InferenceWeights::report() const {
   out.bytes = bytes_;
   out.bytes_per_token = bytes_per_token_;
   out.bytes_saved = float_bytes_ - bytes_;
+  if (file_) out.reads = file_->reads();
   return out;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -40,7 +41,7 @@ std::string_view weight_form_name(WeightForm form);
 WeightForm weight_form_named(std::string_view name);
 
 // What prepared weights take: all of them, and those that a decoded token reads whole (all but
-// tables that are only looked up).
+// tables that are only looked up; of experts as many as it goes through).
 struct InferenceReport {
   WeightForm weights = WeightForm::kBFloat16;
   int64_t group_size = 0;  // of int8 and int4; 0 = a row's, or another form
@@ -49,23 +50,32 @@ struct InferenceReport {
   int64_t bytes = 0;
   int64_t bytes_per_token = 0;
   int64_t bytes_saved = 0;  // of those that the parameters take in fp32
+  WeightReads reads;        // of a file
 };
+
+struct ArchitectureInfo;
 
 class InferenceWeights final : public nn::ParameterReader {
  public:
-  // Copies what `from`, of the same parameters, holds; `output` is the matrix that makes the
-  // logits, or kNoParam. `parameters` must outlive this.
+  // Copies what `from`, of the same parameters, holds; `info` is that of their model. `parameters`
+  // must outlive this. `here`, by parameter: what is copied, of
+  // ranks that share experts; empty: everything.
   InferenceWeights(const OpContext& ctx, const nn::ParameterSet& parameters,
-                   const nn::ModelWeights& from, nn::ParamId output,
-                   const InferenceOptions& options);
+                   const nn::ModelWeights& from, const ArchitectureInfo& info,
+                   const InferenceOptions& options, std::vector<bool> here = {});
 
   // nn::ParameterReader
   Tensor acquire(nn::ParamId id) override;
   void release(nn::ParamId id) noexcept override;
   DType compute_type() const override { return compute_type_; }
   bool stays_in_place() const override { return file_ == nullptr; }
+  bool in_step() const override { return false; }
+  void expect(std::span<const nn::ParamId> ids) override;
   const nn::ParameterSet& parameters() const override { return parameters_; }
   const ops::QuantizedWeight* quantized(nn::ParamId id) override;
+  bool holds(nn::ParamId id) const override {
+    return here_.empty() || here_[static_cast<size_t>(id)];
+  }
 
   // fp32 values as products see them: a view, or a copy made from codes or bf16.
   Tensor read(const OpContext& ctx, nn::ParamId id);
@@ -78,16 +88,26 @@ class InferenceWeights final : public nn::ParameterReader {
     std::optional<WeightFile::Entry> stored = {};  // of one of both, whose tensors are empty then
   };
 
-  Held make_held(const OpContext& ctx, nn::ParamId id, const nn::ModelWeights& from, bool product,
-                 bool looked_up) const;
-  void store(const nn::Parameter& parameter, Held& held);
+  bool is_product(nn::ParamId id) const { return parameters_[id].projection || id == output_; }
+  bool is_looked_up(nn::ParamId id) const;
+  Held make_held(const OpContext& ctx, nn::ParamId id, const nn::ModelWeights& from) const;
+  void place_matrices();
+  void store(nn::ParamId id, Held& held);
+  void check_held(nn::ParamId id) const;
 
   const nn::ParameterSet& parameters_;
-  InferenceOptions options_;
-  DType compute_type_;
+  const InferenceOptions options_;
+  const nn::ParamId output_;  // the matrix that makes the logits, or kNoParam
+  const DType compute_type_;
+  const std::vector<bool> here_;  // what this rank holds; empty: everything
   std::vector<Held> held_;
   std::unique_ptr<WeightFile> file_;  // null: none is stored
-  int64_t elements_in_memory_ = 0;    // that may still be of matrices which could be stored
+  // By parameter, which matrices are to rest in the file, those of experts by layer.
+  struct Place {
+    bool stored = false;
+    std::optional<size_t> layer = {};
+  };
+  std::vector<Place> places_;
   int64_t bytes_ = 0;
   int64_t bytes_per_token_ = 0;
   int64_t float_bytes_ = 0;  // of the same in fp32

@@ -77,6 +77,8 @@ class JoinedWeights : public nn::WeightLoader {
     return mixed(mixed(mixed(2, of(first_)), static_cast<uint64_t>(count_)), of(rest_));
   }
 
+  const nn::WeightLoader* first() const { return first_.get(); }
+
  private:
   std::shared_ptr<const nn::WeightLoader> first_;
   nn::ParamId count_;
@@ -92,6 +94,12 @@ uint64_t mixed(uint64_t seed, uint64_t value) {
 
 std::shared_ptr<const nn::WeightLoader> fresh_weights(uint64_t seed) {
   return std::make_shared<FreshWeights>(seed);
+}
+
+bool makes_fresh_weights(const nn::WeightLoader& loader) {
+  if (dynamic_cast<const FreshWeights*>(&loader) != nullptr) return true;
+  const auto* const joined = dynamic_cast<const JoinedWeights*>(&loader);
+  return joined != nullptr && joined->first() != nullptr && makes_fresh_weights(*joined->first());
 }
 
 std::shared_ptr<const nn::WeightLoader> joined_weights(

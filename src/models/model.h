@@ -53,7 +53,9 @@ class Model {
   // A second model that holds these weights in one form, without masters, and has threads of its
   // own: it runs, but neither trains nor changes. Weights that nobody needed yet are read one after
   // another. Every rank's call where the weights are spread over ranks.
-  std::shared_ptr<Model> prepared_copy(const InferenceOptions& options);
+  // `mesh`: the copy has this rank's experts alone and goes with those of the others, whose experts
+  // are not read; null: it has all. The weights must not be spread over ranks then.
+  std::shared_ptr<Model> prepared_copy(const InferenceOptions& options, const Mesh* mesh = nullptr);
   bool prepared() const { return inference_ != nullptr; }
   InferenceReport inference_report() const;  // of a prepared copy
 

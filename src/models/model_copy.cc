@@ -1,6 +1,7 @@
 // Second models of the same weights: to generate or evaluate from while the first one trains on,
 // and prepared for running alone.
 #include "models/model.h"
+#include "models/shared_experts.h"
 #include "tensor/transfer.h"
 
 namespace ds::models {
@@ -24,11 +25,19 @@ std::shared_ptr<Model> Model::copy() {
   return out;
 }
 
-std::shared_ptr<Model> Model::prepared_copy(const InferenceOptions& options) {
+std::shared_ptr<Model> Model::prepared_copy(const InferenceOptions& options, const Mesh* mesh) {
+  std::vector<bool> held;
+  if (mesh != nullptr) {
+    DS_CHECK(!trained_, Code::kState,
+             "an engine trains the model, which ranks cannot share as it is; destroy that engine "
+             "first, or make the generator without a group");
+    held = parameters_held(parameters(), *mesh);
+  }
   const std::shared_ptr<Model> out = alike();
   out->pool_ = std::make_unique<ThreadPool>(options.threads);
-  out->inference_ = std::make_unique<InferenceWeights>(out->context(), *out->parameters_, weights(),
-                                                       architecture().info().output, options);
+  out->inference_ =
+      std::make_unique<InferenceWeights>(out->context(), *out->parameters_, weights(),
+                                         architecture().info(), options, std::move(held));
   out->held_.reset();
   return out;
 }

@@ -45,6 +45,9 @@ struct ForwardOptions {
   nn::RouterRecord* routers = nullptr;
   // Among whom the experts of each layer are shared; see nn::MoePass. Null: all are here.
   const RankGroup* expert_ranks = nullptr;
+  // A pass that is made for other ranks' tokens: none of its own goes to an expert, and nobody
+  // reads what it gives.
+  bool for_others = false;
   // Rows of a language model's logits may be padded (nn::linear_padded): the caller goes by
   // info().outputs().
   bool padded_logits = false;

@@ -330,12 +330,31 @@ Value feed_forward(Tape& tape, const Value& x, const FeedForward& layer, ops::Ac
 
 namespace {
 
+// Says which weights experts that have rows need, where others need not be read.
+void expect_experts(Tape& tape, const ops::Routes& routes, const Moe& layer, int64_t first) {
+  std::vector<ParamId> ids;
+  for (int64_t e = 0; e < routes.experts(); ++e) {
+    if (routes.begin(e) == routes.begin(e + 1)) continue;
+    const FeedForward& expert = layer.experts[static_cast<size_t>(first + e)];
+    for (const Projection& p : {expert.gate, expert.up, expert.down}) {
+      if (p.weight != kNoParam) ids.push_back(p.weight);
+    }
+  }
+  tape.weights().expect(ids);
+}
+
 // Each expert's output for its rows of x, the experts from `first` on.
 Value run_experts(Tape& tape, const Value& x, const Routed& routed, const Moe& layer,
                   int64_t first) {
   std::vector<Value> outputs = dispatch(tape, x, routed.routes);
+  const bool passes_over = !tape.recording() && !tape.weights().in_step();
+  if (passes_over) expect_experts(tape, *routed.routes, layer, first);
   auto expert = layer.experts.begin() + first;
-  for (Value& output : outputs) output = feed_forward(tape, output, *expert++, layer.activation);
+  for (Value& output : outputs) {
+    const FeedForward& network = *expert++;
+    if (passes_over && output.data.size(0) == 0) continue;  // no rows in, none out
+    output = feed_forward(tape, output, network, layer.activation);
+  }
   return combine(tape, routed, outputs);
 }
 
@@ -348,6 +367,20 @@ Value run_shared_experts(Tape& tape, const Value& x, const Routed& routed, const
   const Value outputs =
       run_experts(tape, arrived, {exchange.arrived(), {}}, layer, exchange.first());
   return combine(tape, routed, {exchange.to_tokens(tape, outputs)});
+}
+
+// What the others' rows need of this rank, which sends none and gets its input back. It reads the
+// weights that they read, in the same order.
+Value serve_others(Tape& tape, const Value& x, const Moe& layer, const RankGroup& ranks,
+                   const ExpertExchange::Meanwhile& meanwhile) {
+  DS_CHECK(!tape.recording(), Code::kInternal, "a pass for other ranks has no backward");
+  const auto none = empty_routes(tape, 0, 1, std::ssize(layer.experts));
+  ops::sort_routes(tape.ctx(), *none);
+  const ExpertExchange exchange(tape.ctx(), ranks, *none);
+  const Value arrived = exchange.to_experts(tape, {x.data.slice(0, 0, 0), nullptr}, meanwhile);
+  exchange.to_tokens(tape,
+                     run_experts(tape, arrived, {exchange.arrived(), {}}, layer, exchange.first()));
+  return x;
 }
 
 // Of the network that all tokens go through.
@@ -371,7 +404,8 @@ Value moe(Tape& tape, const Value& x, const Moe& layer, const MoePass& pass) {
   } else {
     ExpertExchange::Meanwhile meanwhile;
     if (has_shared) meanwhile = [&] { shared = run_dense_expert(tape, rows, layer); };
-    y = run_shared_experts(tape, rows, routed, layer, *pass.ranks, meanwhile);
+    y = pass.for_others ? serve_others(tape, rows, layer, *pass.ranks, meanwhile)
+                        : run_shared_experts(tape, rows, routed, layer, *pass.ranks, meanwhile);
   }
   if (layer.residual.down.weight != kNoParam) {
     const Value dense = feed_forward(tape, rows, layer.residual, layer.activation);

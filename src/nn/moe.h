@@ -58,11 +58,15 @@ struct MoePass {
   // Among whom each layer's experts are shared, in the order of the experts; these make the same
   // passes. Null: all experts are here.
   const RankGroup* ranks = nullptr;
+  // With `ranks`, without recording: the experts here serve the others' rows. What this pass itself
+  // brings goes to no expert, and nobody reads what it gives.
+  bool for_others = false;
 };
 
 // x [..., width], the first dimension counting samples. Every expert's weights are read, in the
-// same order, whatever tokens chose: readers that gather weights from ranks rely on it. Where ranks
-// share experts, rows go to them and back (nn/expert_exchange.h).
+// same order, whatever tokens chose: readers that gather weights from ranks rely on it; in a pass
+// that is not recorded others (ParameterReader::in_step) are asked for chosen experts alone. Where
+// ranks share experts, rows go to them and back (nn/expert_exchange.h).
 Value moe(Tape& tape, const Value& x, const Moe& layer, const MoePass& pass);
 
 }  // namespace ds::nn

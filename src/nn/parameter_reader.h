@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <span>
 
 #include "nn/parameter.h"
 #include "ops/quantized_linear.h"
@@ -58,6 +59,12 @@ class ParameterReader {
 
   // The linear layers whose products are of 8-bit codes while a model trains; null: none.
   virtual Fp8Linears* fp8() { return nullptr; }
+
+  // Ranks read the same parameters in the same order, also those that no row needs: acquiring one
+  // may be every rank's call. False: what is not needed need not be read.
+  virtual bool in_step() const { return true; }
+  // Where that is false: these will be read next, in this order.
+  virtual void expect(std::span<const ParamId>) {}
 
   // What is stored: names, global shapes, adapters.
   virtual const ParameterSet& parameters() const = 0;

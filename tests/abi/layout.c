@@ -107,7 +107,7 @@ OFFSET(ds_engine_info, loss_scale, 56);
 OFFSET(ds_engine_info, zero_stage, 64);
 OFFSET(ds_engine_info, compute_dtype, 68);
 
-SIZE(ds_generator_info, 56);
+SIZE(ds_generator_info, 80);
 OFFSET(ds_generator_info, struct_size, 0);
 OFFSET(ds_generator_info, bytes, 8);
 OFFSET(ds_generator_info, bytes_per_token, 16);
@@ -117,6 +117,9 @@ OFFSET(ds_generator_info, threads, 36);
 OFFSET(ds_generator_info, symmetric, 40);
 OFFSET(ds_generator_info, reserved, 44);
 OFFSET(ds_generator_info, bytes_saved, 48);
+OFFSET(ds_generator_info, bytes_read, 56);
+OFFSET(ds_generator_info, expert_uses, 64);
+OFFSET(ds_generator_info, expert_hits, 72);
 
 SIZE(ds_generate_options, 64);
 OFFSET(ds_generate_options, struct_size, 0);

@@ -152,6 +152,13 @@ std::vector<Call> generator_calls() {
          return ds_generator_create(p<ds_model>(a, 0), R"({"weights": "int4"})",
                                     p<ds_generator*>(a, 1));
        }},
+      {"ds_generator_create_shared",
+       {in(kModel, "model"), in(kComm, "comm"), out(kGenerator, "out_generator")},
+       [](const Arguments& a) {
+         return ds_generator_create_shared(p<ds_model>(a, 0), R"({"weights": "int8"})",
+                                           p<ds_comm>(a, 1), p<ds_generator*>(a, 2));
+       },
+       end_engine},
       {"ds_generator_describe",
        {in(kGenerator, "generator")},
        [](const Arguments& a) {
@@ -173,6 +180,9 @@ std::vector<Call> generator_calls() {
                                       nullptr, p<ds_tensor*>(a, 2));
        },
        [](World& world, Arguments& a) { a[1] = world.list; }},
+      {"ds_generator_take_part",
+       {in(kGenerator, "generator")},
+       [](const Arguments& a) { return ds_generator_take_part(p<ds_generator>(a, 0)); }},
       {"ds_generator_interrupt",
        {in(kGenerator, "generator")},
        [](const Arguments& a) { return ds_generator_interrupt(p<ds_generator>(a, 0)); }},

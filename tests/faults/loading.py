@@ -115,6 +115,11 @@ def train_command(*arguments):
             "--log-interval", "1000000"]
 
 
+def generate_command(model, *more):
+    return [PROGRAM, "generate", "--model", model, "--prompt", "ab", "--max-tokens", 3, "--temperature", 0,
+            "--threads", 1, *more]
+
+
 def shim(folder, **more):
     return {"LD_PRELOAD": SHIM, "DS_LIBAIO_LIBRARY": "off", "IO_FAULTS_FOLDER": str(folder),
             **{key: str(value) for key, value in more.items()}}
@@ -145,7 +150,10 @@ class Place:
         return done.stdout.decode()
 
     def bytes_read(self, folder, world, *arguments):
-        """Of the files of a folder by each rank."""
+        """Of the files of a folder by each rank that trains."""
+        return self.bytes_read_by(folder, world, train_command(*arguments))
+
+    def bytes_read_by(self, folder, world, command):
         job = self.path / "job"
         shutil.rmtree(job, ignore_errors=True)
         job.mkdir()
@@ -154,10 +162,10 @@ class Place:
                 (job / entry.name).symlink_to(entry)
         commands = [["env", *(f"{key}={value}" for key, value in
                               shim(folder, IO_FAULTS_COUNT=job / f"{rank}.count").items()),
-                     *train_command(*arguments)] for rank in range(world)]
+                     *map(str, command)] for rank in range(world)]
         with ranks.Job(commands, job) as running:
             status = running.wait(WAIT_SECONDS)
-            demand(status == {rank: 0 for rank in range(world)}, "ranks do not train:", status,
+            demand(status == {rank: 0 for rank in range(world)}, "ranks do not", command[1], status,
                    *(running.error(rank) for rank in range(world)))
         return [int((job / f"{rank}.count").read_text().split()[2]) for rank in range(world)]
 
@@ -186,6 +194,14 @@ def count_slices(place):
     for one in read:
         demand(abs(one - (total - experts / 2)) < 0.03 * total, "a rank reads", one, "of", total)
 
+    # The same of a generator, in any form.
+    for sharing, form in ((2, "fp32"), (4, "int4")):
+        read = place.bytes_read_by(place.path / "experts", sharing, generate_command(
+            place.path / "experts", "--weights", form))
+        print(f"{sharing} ranks that generate share them in {form}: ranks read {read}", flush=True)
+        for one in read:
+            demand(abs(one - (total - experts * (sharing - 1) / sharing)) < 0.03 * total, "a rank reads", one, "of", total)
+
     # Checkpoints are checked in chunks of 1 MiB, so that what two ranks share of one is read by both: the slices of
     # matrices are larger.
     write_folder(place.path / "wide", llama(768, 1), 4 * MIB)
@@ -200,6 +216,40 @@ def count_slices(place):
         for one in read:
             demand(one < 1.15 * (4 / 3) * tensors / other, "stage", stage, "a rank reads", one, "of", tensors)
         demand(sum(read) > (4 / 3) * tensors * 0.95, "stage", stage, "ranks read", read, "of", tensors)
+
+
+# ---- experts in a file ----
+
+def count_experts(place):
+    """What decoding reads of a file of weights: the experts that tokens chose, or less with a cache of them."""
+    config = mixtral(256, 4, 8)
+    model = place.path / "routed"
+    write_folder(model, config, 4 * MIB)
+    matrix, layers, chosen = 2 * 256 * 256, 4, 2
+    dense, expert, tokens = layers * 4 * matrix + matrix, 3 * matrix, 32
+    command = generate_command(model, "--weights", "bf16", "--ignore-end", "--stats")
+    command[command.index("--max-tokens") + 1] = tokens
+    expected = place.done(command)
+    for cached, text in ((0, "0.0 %"), (2, None), (4, None)):
+        count = place.path / "reads"
+        in_file = [*command, "--weights-folder", place.files, "--read-ahead", 400_000, "--max-in-cpu",
+                   (dense + layers * cached * expert) // 2 if cached else 0]
+        done = place.run(in_file, shim(place.files, IO_FAULTS_COUNT=count))
+        demand(done.returncode == 0, "experts in a file:", done.stderr.decode())
+        demand(done.stdout.decode() == expected, "another text with", cached, "experts of a layer in memory")
+        read = int(count.read_text().split()[2])
+        # A pass over the prompt of two tokens, which may choose as many experts each, and one over each new token.
+        used = [layers * chosen * expert * passes for passes in (tokens, tokens + 1)]
+        print(f"{cached} experts of a layer in memory: {read} bytes read of a file, {used[0]} of experts used", flush=True)
+        if cached:
+            demand(read < previous, "more memory saves no reads:", read, "after", previous)
+        else:
+            least, most = (of_experts + tokens * dense for of_experts in used)
+            demand(least <= read <= most + 4 * matrix, "a text reads", read, "of", least, "to", most)
+        previous = min(read, used[0])
+        said = done.stderr.decode()
+        demand(text is None or text in said, "hits are not told:", said)
+    shutil.rmtree(model)
 
 
 # ---- larger than memory ----
@@ -249,11 +299,15 @@ def fail_calls(place, chooser, most):
     write_folder(model, llama(64, 2), MIB)
     place.done(train_command("--model", model, "--steps", "1", "--save", "small-begun"))
     saved = place.path / "small-begun"
+    routed = place.path / "routed"
+    write_folder(routed, mixtral(64, 2, 4), MIB)
     generate = ("generate", "--model", model, "--prompt", "ab", "--max-tokens", "2", "--temperature", "0",
                 "--threads", "1", "--weights", "int8")
     for what, folder, command in (
             ("a folder trains", model, train_command("--model", model, "--steps", "1")),
             ("a folder generates", model, [PROGRAM, *generate]),
+            ("experts in a file generate", place.files, generate_command(
+                routed, "--weights", "int8", "--weights-folder", place.files, "--read-ahead", 5000)),
             ("a checkpoint goes on", saved, train_command("--load", saved, "--steps", "2")),
             ("a checkpoint is exported", saved, [PROGRAM, "export", saved, "out", "--force"])):
         count = place.path / "calls"
@@ -280,7 +334,7 @@ def fail_calls(place, chooser, most):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=12, help="that fail, of each kind; 0: all")
-    parser.add_argument("--only", choices=("slices", "memory", "calls"))
+    parser.add_argument("--only", choices=("slices", "experts", "memory", "calls"))
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     options = parser.parse_args()
     print(f"--seed {options.seed}", flush=True)
@@ -289,6 +343,8 @@ def main():
     try:
         if options.only in (None, "slices"):
             count_slices(place)
+        if options.only in (None, "experts"):
+            count_experts(place)
         if options.only in (None, "memory"):
             fit_into_memory(place)
         if options.only in (None, "calls"):

@@ -99,3 +99,44 @@ def test_deepspeed_names(model: ds.Model) -> None:
     assert engine.forward([[1, 2, 3]]).shape == (1, 3, 256)
     with pytest.raises(ValueError, match="known are"):
         ds.init_inference(model, dtype="float8")
+
+
+def test_a_group_shares_experts() -> None:
+    config = {
+        "model_type": "mixtral", "vocab_size": 61, "hidden_size": 16, "intermediate_size": 24,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "num_local_experts": 4, "max_position_embeddings": 16,
+    }
+    values: dict[str, bytes] = {}
+    there = threading.Condition()
+
+    def put(key: str, value: bytes) -> None:
+        with there:
+            values[key] = value
+            there.notify_all()
+
+    def get(key: str) -> bytes:
+        with there:
+            assert there.wait_for(lambda: key in values, 60)
+            return values[key]
+
+    texts: dict[int, list[int]] = {}
+
+    def rank(number: int) -> None:
+        with ds.Comm(number, 2, store=ds.Store(put, get)) as comm:
+            model = ds.Model(config, seed=5)
+            whole, shared = ds.Generator(model, "fp32"), ds.Generator(model, comm=comm)
+            assert shared.info.bytes < whole.info.bytes
+            if number == 0:
+                texts[0] = shared.generate([1, 2, 3], 6).tolist()
+            else:
+                shared.take_part()
+                texts[1] = whole.generate([1, 2, 3], 6).tolist()
+            comm.finalize()
+
+    ranks = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+    for thread in ranks:
+        thread.start()
+    for thread in ranks:
+        thread.join(60)
+    assert len(texts[0]) == 6 and texts[0] == texts[1]

@@ -148,6 +148,13 @@ def complete_documents():
         "zero_optimization": {"stage": 2}})
     add("complete-lamb", {"train_batch_size": 64, "fp16": {"enabled": True}, "optimizer": {
         "type": "Lamb", "params": {"lr": 1e-2, "weight_decay": 0.01, "max_coeff": 0.3}}})
+    add("complete-layer-reduction", {
+        "train_batch_size": 32, "train_micro_batch_size_per_gpu": 32, "steps_per_print": 200,
+        "gradient_clipping": 1.0, "wall_clock_breakdown": False, "optimizer": adamw(lr=5e-5),
+        "fp16": {"enabled": False}, "compression_training": {"layer_reduction": {
+            "enabled": True, "keep_number_layer": 6, "module_name_prefix": "bert.encoder.layer",
+            "teacher_layer": [1, 3, 5, 7, 9, 11], "other_module_name": [
+                "bert.pooler", "bert.embeddings", "classifier"]}}})
     add("complete-nvme", {"train_batch_size": 16, "bf16": {"enabled": True},
         "optimizer": adamw(lr=1e-4), "zero_optimization": {
             "stage": 3, "overlap_comm": True, "contiguous_gradients": True,
@@ -327,7 +334,12 @@ def lacking_documents():
     add("lacks-onebit", {**base, "optimizer": {"type": "OneBitAdam", "params": {
         "lr": 1e-4, "freeze_step": 400}}}, lacks="OneBitAdam")
     add("lacks-compression", {**base, "optimizer": adamw(lr=1e-4), "compression_training": {
-        "layer_reduction": {"enabled": True}}}, lacks="layer reduction")
+        "layer_reduction": {"enabled": True, "keep_number_layer": 5, "teacher_layer": [
+            2, 4, 6, 8, 10], "module_name_prefix": "bert.encoder.layer", "other_module_name": [
+                "bert.pooler", "bert.embeddings", "classifier"]},
+        "row_pruning": {"shared_parameters": {"enabled": True, "method": "topk"},
+                        "different_groups": {"rows": {"params": {"dense_ratio": 0.5}, "modules": [
+                            "intermediate.dense"]}}}}}, lacks="row pruning")
     add("lacks-tensor-parallel", {**base, "optimizer": adamw(lr=1e-4),
                                   "tensor_parallel": {"autotp_size": 4}},
         lacks="tensor parallelism")

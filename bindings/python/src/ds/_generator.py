@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from typing import Any, Callable, Mapping, Optional, Union
 
 from . import _native
+from ._comm import Comm
 from ._core import Handle, options
 from ._model import Model, ParameterKey
+from ._signals import interruptible
 from ._structs import GeneratorInfo
 from ._tensor import Tensor, asarray
 from ._tokenizer import Tokenizer
@@ -40,6 +42,10 @@ class Generator(Handle):
     an engine. `weights` "fp32", "bf16", "int8" or "int4" makes a prepared copy, which needs the model no
     longer; `group_size`, `symmetric`, `threads`, `int8_activations` and `offload_param` belong to those.
     `kv_block_tokens` keeps keys and values in blocks, which hold `kv_pool_tokens` at most (docs/inference.md).
+
+    With `comm` the ranks of a group share the model's experts, each with a prepared copy of its part ("fp32"
+    unless `weights` says another form): every rank makes the generator and each of its calls, with texts of
+    its own or `take_part`. `expert_parallel` {"autoep_size": n} lets so many of them share (docs/experts.md).
     """
 
     _destroy = _native.ds_generator_destroy
@@ -56,6 +62,8 @@ class Generator(Handle):
         offload_param: Optional[Mapping[str, Any]] = None,
         kv_block_tokens: Optional[int] = None,
         kv_pool_tokens: Optional[int] = None,
+        comm: Optional[Comm] = None,
+        expert_parallel: Optional[Mapping[str, Any]] = None,
         tokenizer: Optional[Tokenizer] = None,
     ) -> None:
         given = options(
@@ -67,9 +75,17 @@ class Generator(Handle):
             offload_param=offload_param,
             kv_block_tokens=kv_block_tokens,
             kv_pool_tokens=kv_pool_tokens,
+            expert_parallel=expert_parallel,
         )
-        super().__init__(_native.ds_generator_create(model._handle, given))
-        self._model = model if weights in (None, "model") else None
+        if comm is None:
+            super().__init__(_native.ds_generator_create(model._handle, given))
+        else:
+            with interruptible(comm.abort):
+                handle = _native.ds_generator_create_shared(model._handle, given, comm._handle)
+            super().__init__(handle)
+        self.comm = comm
+        """The group whose ranks share the model's experts."""
+        self._model = model if comm is None and weights in (None, "model") else None
         self.tokenizer = tokenizer
         """Turns prompts that are text into ids, and new ids into text."""
 
@@ -171,6 +187,14 @@ class Generator(Handle):
         finally:
             stop.set()
             thread.join()
+
+    def take_part(self) -> None:
+        """Of a rank without a text, among ranks that share experts: computes what the others' texts need of
+        its experts, until every rank's `generate` is done. Without other ranks it returns at once."""
+        if self.comm is None:
+            return _native.ds_generator_take_part(self._handle)
+        with interruptible(self.comm.abort):
+            _native.ds_generator_take_part(self._handle)
 
     def interrupt(self) -> None:
         """Ends the `generate` that runs in another thread before its next token, with AbortedError."""

@@ -2881,7 +2881,9 @@ extern "C" {
     #[doc = "     {\"device\": \"nvme\", \"nvme_path\": folder, \"max_in_cpu\": 1e9, \"buffer_count\": 5, \"buffer_size\":"]
     #[doc = "     1e8}, of a model on the CPU: matrices of linear layers but for the first max_in_cpu elements"]
     #[doc = "     rest in a file there without a name, and are read where they are used, ahead of that at most"]
-    #[doc = "     buffer_count times buffer_size elements (ZeRO-Inference, arXiv:2207.00032). All but \"weights\""]
+    #[doc = "     buffer_count times buffer_size elements (ZeRO-Inference, arXiv:2207.00032); of experts those"]
+    #[doc = "     that tokens chose are read, and what max_in_cpu leaves beside other matrices keeps the ones"]
+    #[doc = "     used last. All but \"weights\""]
     #[doc = "     need a prepared form; those of keys and values do not: \"kv_block_tokens\": 0, tokens of a"]
     #[doc = "     block of the key-value cache, of a model on the CPU: blocks are taken as a text grows (Kwon"]
     #[doc = "     et al., arXiv:2309.06180), 0 = one piece for the longest text that the call may make;"]
@@ -2900,6 +2902,31 @@ extern "C" {
         out_generator: *mut *mut ds_generator,
     ) -> ds_status;
 }
+extern "C" {
+    #[doc = " The same for ranks that share a model's experts: each copies its part of every layer's experts,"]
+    #[doc = " and everything that is no expert, and reads no other from the model's files. Rows of tokens go to"]
+    #[doc = " the ranks that hold the experts which they chose (docs/experts.md). Every rank of the group makes"]
+    #[doc = " this call, with the same model and form; then every rank makes each call of"]
+    #[doc = " ds_generator_generate, or ds_generator_take_part in its place, of ds_generator_logits and of"]
+    #[doc = " ds_generator_hidden_states, with texts and batches of its own."]
+    #[doc = " @param model         must not be trained by an engine"]
+    #[doc = " @param options_json  as for ds_generator_create, but \"weights\" is \"fp32\" by default and cannot be"]
+    #[doc = "     \"model\"; and \"expert_parallel\": {\"enabled\": true, \"autoep_size\": n}: so many ranks, one after"]
+    #[doc = "     another, share the experts, a divisor of the group's ranks and of each layer's experts; by"]
+    #[doc = "     default all ranks of the group"]
+    #[doc = " @param comm          the group, which the generator keeps; a program ends it after the generator"]
+    #[doc = " An error of one rank is an error of all. Afterwards a rank that is lost, or fails within a pass,"]
+    #[doc = " ends the group: the others get DS_ERR_COMM or DS_ERR_ABORTED."]
+    #[doc = " Errors: those of ds_generator_create, DS_ERR_CONFIG (experts that cannot be shared so),"]
+    #[doc = " DS_ERR_INVALID_ARGUMENT (ranks with different models), DS_ERR_STATE (an engine trains the model),"]
+    #[doc = " DS_ERR_COMM. Since: 0.5."]
+    pub fn ds_generator_create_shared(
+        model: *mut ds_model,
+        options_json: *const ::std::os::raw::c_char,
+        comm: *mut ds_comm,
+        out_generator: *mut *mut ds_generator,
+    ) -> ds_status;
+}
 #[doc = " What a generator holds: the form of all but its overrides. Set struct_size before the call."]
 #[doc = " Since: 0.5."]
 #[repr(C)]
@@ -2908,7 +2935,8 @@ pub struct ds_generator_info {
     pub struct_size: i64,
     #[doc = "< of all weights; 0 for the model's own"]
     pub bytes: i64,
-    #[doc = "< of those that each new token reads whole; 0 for the model's own"]
+    #[doc = "< of those that each new token reads whole, of experts as many as it"]
+    #[doc = "goes through; 0 for the model's own"]
     pub bytes_per_token: i64,
     #[doc = "< elements that share a scale; 0 = a row, or no such form"]
     pub group_size: i64,
@@ -2922,12 +2950,18 @@ pub struct ds_generator_info {
     pub reserved: i32,
     #[doc = "< of those that the parameters take in float32; 0 for the model's own"]
     pub bytes_saved: i64,
+    #[doc = "< of weights in a file: read since the generator was made, or asked for"]
+    pub bytes_read: i64,
+    #[doc = "< of experts' matrices in a file: how often a pass used one, ..."]
+    pub expert_uses: i64,
+    #[doc = "< ... and found it in memory, where the last ones stay"]
+    pub expert_hits: i64,
 }
 #[test]
 fn bindgen_test_layout_ds_generator_info() {
     assert_eq!(
         ::std::mem::size_of::<ds_generator_info>(),
-        56usize,
+        80usize,
         concat!("Size of: ", stringify!(ds_generator_info))
     );
     assert_eq!(
@@ -3088,6 +3122,57 @@ fn bindgen_test_layout_ds_generator_info() {
         );
     }
     test_field_bytes_saved();
+    fn test_field_bytes_read() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_generator_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).bytes_read) as usize - ptr as usize
+            },
+            56usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_generator_info),
+                "::",
+                stringify!(bytes_read)
+            )
+        );
+    }
+    test_field_bytes_read();
+    fn test_field_expert_uses() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_generator_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).expert_uses) as usize - ptr as usize
+            },
+            64usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_generator_info),
+                "::",
+                stringify!(expert_uses)
+            )
+        );
+    }
+    test_field_expert_uses();
+    fn test_field_expert_hits() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_generator_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).expert_hits) as usize - ptr as usize
+            },
+            72usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_generator_info),
+                "::",
+                stringify!(expert_hits)
+            )
+        );
+    }
+    test_field_expert_hits();
 }
 impl Default for ds_generator_info {
     fn default() -> Self {
@@ -3358,6 +3443,13 @@ extern "C" {
         user_data: *mut ::std::os::raw::c_void,
         out_ids: *mut *mut ds_tensor,
     ) -> ds_status;
+}
+extern "C" {
+    #[doc = " Of a rank without a text of its own, among ranks that share experts: computes what the others'"]
+    #[doc = " texts need of its experts, until every rank's ds_generator_generate is done. Without other ranks"]
+    #[doc = " it returns at once."]
+    #[doc = " Errors: DS_ERR_STATE, DS_ERR_COMM, DS_ERR_ABORTED. Since: 0.5."]
+    pub fn ds_generator_take_part(generator: *mut ds_generator) -> ds_status;
 }
 extern "C" {
     #[doc = " Ends the ds_generator_generate that runs now before its next token, with DS_ERR_ABORTED; without"]

@@ -8,7 +8,8 @@ use std::thread::JoinHandle;
 use ds_sys as sys;
 
 use crate::batch::Batch;
-use crate::error::{Error, Result, Status};
+use crate::comm::Comm;
+use crate::error::{check, Error, Result, Status};
 use crate::ffi::{
     c_enum, c_option, describe, make, pointer, sized, to_i64, to_usize, Handle, Number,
 };
@@ -50,6 +51,12 @@ pub struct GeneratorInfo {
     pub symmetric: bool,
     /// Bytes of those that the parameters take in `f32`; 0 for the model's own.
     pub bytes_saved: i64,
+    /// Bytes of weights in a file that were read since the generator was made, or asked for.
+    pub bytes_read: usize,
+    /// How often a pass used a matrix of an expert that rests in a file.
+    pub expert_uses: usize,
+    /// How often it found that in memory.
+    pub expert_hits: usize,
 }
 
 /// How [`Generator::generate`] chooses tokens.
@@ -160,6 +167,31 @@ impl Generator<'static> {
     }
 }
 
+impl<'c> Generator<'c> {
+    /// Of ranks that share the model's experts: each holds a copy of its part, in the form that the
+    /// options of `ds_generator_create_shared` say (`fp32` without). Every rank of the group makes
+    /// this call and then each of the generator's calls, with texts of its own or
+    /// [`Generator::take_part`].
+    pub fn share(model: &Model, comm: &'c Comm, options: Option<&str>) -> Result<Generator<'c>> {
+        let options = c_option("options", options)?;
+        // SAFETY: reads the text and gives a handle; the group is borrowed for as long.
+        let handle = make(|out| unsafe {
+            sys::ds_generator_create_shared(model.raw(), pointer(&options), comm.raw(), out)
+        })?;
+        Ok(Generator {
+            handle,
+            model: PhantomData,
+        })
+    }
+
+    /// Of a rank without a text, among ranks that share experts: computes what the others' texts
+    /// need of its experts, until all are done. Without other ranks it returns at once.
+    pub fn take_part(&mut self) -> Result<()> {
+        // SAFETY: a call on a handle.
+        check(unsafe { sys::ds_generator_take_part(self.raw()) })
+    }
+}
+
 /// What a callback for tokens needs while a call runs.
 struct OnToken<F> {
     callback: F,
@@ -217,6 +249,9 @@ impl<'m> Generator<'m> {
             threads: usize::try_from(info.threads).unwrap_or(0),
             symmetric: info.symmetric != 0,
             bytes_saved: info.bytes_saved,
+            bytes_read: to_usize(info.bytes_read),
+            expert_uses: to_usize(info.expert_uses),
+            expert_hits: to_usize(info.expert_hits),
         })
     }
 

@@ -10,7 +10,10 @@ use std::time::Duration;
 
 use common::{own_model, trainer, weights, Scratch, CONFIG};
 use ds::json::Value;
-use ds::{Collective, Comm, Engine, Error, MemoryStore, ReduceOp, Status, Store, Tensor};
+use ds::{
+    Collective, Comm, Engine, Error, GenerateOptions, Generator, MemoryStore, Model, ReduceOp,
+    Status, Store, Tensor, WeightForm,
+};
 
 const OPTIONS: &str = r#"{"timeout_seconds": 60}"#;
 
@@ -314,4 +317,28 @@ fn a_process_alone_is_a_group_too() {
         Comm::new(2, 2, None).unwrap_err().status(),
         Status::InvalidArgument
     );
+}
+
+const EXPERTS: &str = r#"{"model_type": "mixtral", "vocab_size": 61, "hidden_size": 16,
+    "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "num_local_experts": 4, "max_position_embeddings": 16}"#;
+
+#[test]
+fn ranks_share_the_experts_of_a_generator() {
+    world(2, |rank, comm| {
+        let model = Model::new(EXPERTS, 5).unwrap();
+        let mut whole = Generator::prepare(&model, WeightForm::F32).unwrap();
+        let mut shared = Generator::share(&model, comm, None).unwrap();
+        assert!(shared.info().unwrap().bytes < whole.info().unwrap().bytes);
+        let options = GenerateOptions {
+            max_tokens: 6,
+            ..Default::default()
+        };
+        let text = whole.generate(&[1, 2, 3], &options).unwrap();
+        if rank == 0 {
+            assert_eq!(shared.generate(&[1, 2, 3], &options).unwrap(), text);
+        } else {
+            shared.take_part().unwrap();
+        }
+    });
 }

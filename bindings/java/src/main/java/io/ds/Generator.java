@@ -30,6 +30,27 @@ public final class Generator extends NativeObject {
   }
 
   /**
+   * Runs a model by ranks that share its experts: each holds a copy of its part. Every rank of the group makes this call
+   * and then each of the generator's calls, with texts of its own or {@link #takePart}.
+   *
+   * @param model what to run; needed no longer afterwards
+   * @param optionsJson such as {"weights": "int8"}; null for float32 and experts that all ranks share
+   * @param comm the group, which ends after the generator
+   * @return a new generator
+   */
+  public static Generator shared(Model model, String optionsJson, Comm comm) {
+    return new Generator(Marshal.handle(out -> Native.ds_generator_create_shared(model, optionsJson, comm, out)));
+  }
+
+  /**
+   * Of a rank without a text, among ranks that share experts: computes what the others' texts need of its experts, until
+   * every rank's {@link #generate} is done. Without other ranks it returns at once.
+   */
+  public void takePart() {
+    Native.ds_generator_take_part(this);
+  }
+
+  /**
    * Form and size of the weights.
    *
    * @return what the generator holds

@@ -106,6 +106,26 @@ class CommTest {
   }
 
   @Test
+  void ranksShareTheExpertsOfAGenerator() throws Exception {
+    String config = "{\"model_type\": \"mixtral\", \"vocab_size\": 61, \"hidden_size\": 16, \"intermediate_size\": 24, "
+        + "\"num_hidden_layers\": 1, \"num_attention_heads\": 2, \"num_key_value_heads\": 1, "
+        + "\"num_local_experts\": 4, \"max_position_embeddings\": 16}";
+    two((rank, comm) -> {
+      try (Model model = Model.create(config, 5); Generator whole = Generator.of(model, "{\"weights\": \"fp32\"}");
+          Generator shared = Generator.shared(model, null, comm)) {
+        assertTrue(shared.info().bytes() < whole.info().bytes());
+        int[] prompt = {1, 2, 3};
+        if (rank == 0) {
+          assertArrayEquals(whole.generate(prompt, null), shared.generate(prompt, null));
+        } else {
+          shared.takePart();
+        }
+      }
+      return null;
+    });
+  }
+
+  @Test
   void messagesGoOnBesideTheProgram() throws Exception {
     two((rank, comm) -> {
       try (Tensor value = Tensor.of(new int[] {7 * (rank + 1)}); Tensor all = Tensor.zeros(DType.INT32, 3);
