@@ -66,9 +66,15 @@ std::optional<models::WeightFileOptions> weight_file_of(const JsonArguments& giv
   return file;
 }
 
-infer::KvBlockOptions kv_blocks_of(const JsonArguments& given) {
+infer::KvOptions kv_of(const JsonArguments& given) {
   constexpr int64_t kMost = int64_t{1} << 40;
-  infer::KvBlockOptions kv;
+  infer::KvOptions options;
+  const std::string cache = given.text("kv_cache", "auto");
+  if (cache != "auto" && cache != "int8") {
+    given.refuse("kv_cache", str_cat("must be auto (as the model computes) or int8, not ", cache));
+  }
+  options.codes = cache == "int8";
+  infer::KvBlockOptions& kv = options.blocks;
   kv.block_tokens = given.integer("kv_block_tokens", 0, 0, int64_t{1} << 20);
   kv.pool_tokens = given.integer("kv_pool_tokens", 0, 0, kMost);
   if (kv.pool_tokens > 0 && kv.block_tokens == 0) {
@@ -78,7 +84,7 @@ infer::KvBlockOptions kv_blocks_of(const JsonArguments& given) {
     given.refuse("kv_pool_tokens",
                  str_cat("must be 0 (any number) or at least kv_block_tokens, ", kv.block_tokens));
   }
-  return kv;
+  return options;
 }
 
 bool has_codes(const models::InferenceOptions& options) {
@@ -191,15 +197,16 @@ ds_status ds_generator_create(ds_model* model, const char* options_json,
   return guard(__func__, [&] {
     ds_generator*& out = out_param(out_generator, "out_generator");
     std::shared_ptr<ModelObject> object = look_up(model, "model");
-    const JsonArguments given(options_json, "generator options",
-                              {"weights", "group_size", "symmetric", "threads", "int8_activations",
-                               "overrides", "offload_param", "kv_block_tokens", "kv_pool_tokens"});
+    const JsonArguments given(
+        options_json, "generator options",
+        {"weights", "group_size", "symmetric", "threads", "int8_activations", "overrides",
+         "offload_param", "kv_block_tokens", "kv_pool_tokens", "kv_cache"});
     const std::optional<models::InferenceOptions> form = prepared_form(given);
-    const infer::KvBlockOptions kv = kv_blocks_of(given);
+    const infer::KvOptions kv = kv_of(given);
     static_cast<void>(object->model->architecture());  // own parameters have no forward pass
     if (form) {
       const UsedModel used(std::move(object), "model");
-      infer::check_kv_blocks(kv, *used->device());
+      infer::check_kv(kv, used->architecture().info(), *used->device());
       out =
           publish<ds_generator>(std::make_shared<GeneratorObject>(used->prepared_copy(*form), kv));
     } else {

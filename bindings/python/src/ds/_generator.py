@@ -39,7 +39,8 @@ class Generator(Handle):
     Without `weights` it runs the model's own weights as they are at each call, also between the steps of
     an engine. `weights` "fp32", "bf16", "int8" or "int4" makes a prepared copy, which needs the model no
     longer; `group_size`, `symmetric`, `threads`, `int8_activations` and `offload_param` belong to those.
-    `kv_block_tokens` keeps keys and values in blocks, which hold `kv_pool_tokens` at most (docs/inference.md).
+    `kv_block_tokens` keeps keys and values in blocks, which hold `kv_pool_tokens` at most;
+    `kv_cache` "int8" keeps them as 8-bit codes (docs/inference.md).
     """
 
     _destroy = _native.ds_generator_destroy
@@ -56,6 +57,7 @@ class Generator(Handle):
         offload_param: Optional[Mapping[str, Any]] = None,
         kv_block_tokens: Optional[int] = None,
         kv_pool_tokens: Optional[int] = None,
+        kv_cache: Optional[str] = None,
         tokenizer: Optional[Tokenizer] = None,
     ) -> None:
         given = options(
@@ -67,6 +69,7 @@ class Generator(Handle):
             offload_param=offload_param,
             kv_block_tokens=kv_block_tokens,
             kv_pool_tokens=kv_pool_tokens,
+            kv_cache=kv_cache,
         )
         super().__init__(_native.ds_generator_create(model._handle, given))
         self._model = model if weights in (None, "model") else None
