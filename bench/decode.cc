@@ -1,13 +1,15 @@
 // Times generation through the C ABI, one sequence, and compares with the machine's limits measured
 // in the same run:
 //   decode MODEL.json fp32|bf16|int8|int4 [PROMPT=512] [NEW=64] [THREADS=0] [GROUP=64] [ROUNDS=5]
-//     [KV_BLOCK=0] [INT8_ACTIVATIONS=0]
+//     [KV_BLOCK=0] [INT8_ACTIVATIONS=0] [INT8_CACHE=0]
 // MODEL.json is a config.json; weights are random; KV_BLOCK is kv_block_tokens; INT8_ACTIVATIONS
-// above 0 sets int8_activations. The last line is JSON:
+// above 0 sets int8_activations, INT8_CACHE kv_cache. The last line is JSON:
 //   ms_per_token      median over the tokens after the first
 //   gb_per_s, read    weight bytes that a token reads, per second, and the rate at which as many
 //                     threads sum a buffer of that size, measured after every fourth token
 //   share             median over groups of four tokens of their rate over the limit beside them
+//   kv_bytes          keys and values that a token reads at half of the new tokens
+//   kv_share          as share, with these
 //   prompt_ms         until the first token; prompt_gflops counts the products of all layers but
 //                     the last, which sees one position; `prompt_share` is of the peak
 #include <sys/mman.h>
@@ -117,6 +119,14 @@ double product_elements(const libds::Model& model, const json& config) {
   return sum;
 }
 
+// What a token reads of keys and values behind the prompt and `seen` new tokens: a cache in one
+// piece has room for all tokens of the text.
+double kv_bytes(int64_t prompt, int64_t count, int64_t seen) {
+  const json report = json::parse(libds::memory_report());
+  const double all = report.at("host").at("tags").at("kv_cache").at("peak");
+  return all * static_cast<double>(prompt + seen) / static_cast<double>(prompt + count);
+}
+
 int run(int argc, char** argv) {
   const auto number = [&](int i, int64_t fallback) {
     return argc > i ? std::atoll(argv[i]) : fallback;
@@ -131,6 +141,7 @@ int run(int argc, char** argv) {
   json options{{"weights", weights}, {"threads", number(5, 0)}, {"group_size", number(6, 64)}};
   if (number(8, 0) > 0) options["kv_block_tokens"] = number(8, 0);
   if (number(9, 0) > 0) options["int8_activations"] = true;
+  if (number(10, 0) > 0) options["kv_cache"] = "int8";
   libds::Generator generator(model, options.dump());
   model.reset();
   const ds_generator_info form = generator.info();
@@ -142,7 +153,7 @@ int run(int argc, char** argv) {
   const libds::Tensor ids = libds::Tensor::from(random_tokens(prompt, config.at("vocab_size")));
   libds::GenerateOptions how;
   how.max_tokens = count;
-  std::vector<double> tokens, prompts, reads, shares;
+  std::vector<double> tokens, prompts, reads, shares, kv_shares;
   for (int64_t round = 0; round <= rounds; ++round) {
     double last = now();
     int64_t seen = 0;
@@ -157,6 +168,8 @@ int run(int argc, char** argv) {
         if (round > 0) {  // the first round warms up
           reads.push_back(read);
           shares.push_back(bytes / median(group) / read);
+          const double kv = kv_bytes(prompt, count, seen);
+          kv_shares.push_back((bytes + kv) / median(group) / read);
           tokens.insert(tokens.end(), group.begin(), group.end());
         }
         group.clear();
@@ -180,6 +193,8 @@ int run(int argc, char** argv) {
                        {"gb_per_s", bytes / per_token * 1e-9},
                        {"read", read * 1e-9},
                        {"share", median(shares)},
+                       {"kv_bytes", kv_bytes(prompt, count, count / 2)},
+                       {"kv_share", median(kv_shares)},
                        {"prompt_ms", first * 1e3},
                        {"prompt_gflops", flops * 1e-9},
                        {"peak_gflops", peak * 1e-9},
@@ -194,7 +209,7 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   if (argc < 3) {
     std::cerr << "usage: decode MODEL.json fp32|bf16|int8|int4 [PROMPT] [NEW] [THREADS] [GROUP] "
-                 "[ROUNDS] [KV_BLOCK] [INT8_ACTIVATIONS]\n";
+                 "[ROUNDS] [KV_BLOCK] [INT8_ACTIVATIONS] [INT8_CACHE]\n";
     return 2;
   }
   try {

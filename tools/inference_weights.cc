@@ -66,6 +66,11 @@ void add_cache_options(CLI::App& sub, WeightOptions& o) {
                  "number")
       ->check(at_least(0))
       ->capture_default_str();
+  sub.add_option("--kv-cache", o.kv_cache,
+                 "how keys and values are kept: auto, as the model computes, or int8, in 8-bit "
+                 "codes, on the CPU")
+      ->check(CLI::IsMember({"auto", "int8"}))
+      ->capture_default_str();
 }
 
 namespace {
@@ -77,6 +82,7 @@ Json form_of(const WeightOptions& o, bool prepared) {
     form["kv_block_tokens"] = o.kv_block_tokens;
     form["kv_pool_tokens"] = o.kv_pool_tokens;
   }
+  if (o.kv_cache != "auto") form["kv_cache"] = o.kv_cache;
   if (!prepared && o.weights.empty() && !o.threads && o.folder.empty() && !o.int8_activations) {
     return form;
   }

@@ -1,6 +1,6 @@
 // The options --device, --weights, --group-size, --int8-activations, --weights-folder,
-// --max-in-cpu, --read-ahead, --threads, --kv-block-tokens, --kv-pool-tokens and --comm-config of
-// what runs a model without training it.
+// --max-in-cpu, --read-ahead, --threads, --kv-block-tokens, --kv-pool-tokens, --kv-cache and
+// --comm-config of what runs a model without training it.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -23,6 +23,7 @@ struct WeightOptions {
   std::optional<int64_t> threads;
   int64_t kv_block_tokens = 0;  // 0 = one piece
   int64_t kv_pool_tokens = 0;   // 0 = any number
+  std::string kv_cache = "auto";
   std::string comm_config = "{}";
 };
 

@@ -51,14 +51,18 @@ enum ds_weight_form_code {
  *     block of the key-value cache, of a model on the CPU: blocks are taken as a text grows (Kwon
  *     et al., arXiv:2309.06180), 0 = one piece for the longest text that the call may make;
  *     "kv_pool_tokens": 0, tokens that the blocks of a call hold at most, rounded down to whole
- *     blocks, 0 = any number. The text is the same, bit for bit.
+ *     blocks, 0 = any number. The text is the same, bit for bit. "kv_cache": "auto", keys and
+ *     values in the type that the model computes in; "int8", of a model on the CPU without latent
+ *     attention: as 8-bit codes with a scale in fp32 for each token and head, which a number is off
+ *     by half of at most, so that texts differ from those of "auto".
  * @param out_generator  keeps the model alive while it runs the model's own weights
  * While an engine trains the model and its ranks share experts (expert_parallel), every rank makes
  * the calls that run the model's own weights, each with texts of its own.
  * Errors: DS_ERR_CONFIG, DS_ERR_INVALID_ARGUMENT (weights that are not finite), DS_ERR_IO (the
  * file), DS_ERR_STATE, DS_ERR_UNSUPPORTED (own parameters; weights spread over processes in a
- * prepared form, which every process would have to make: copy the model first; kv_block_tokens of a
- * model on a GPU, for the model's own weights when they run). Since: 0.5.
+ * prepared form, which every process would have to make: copy the model first; kv_block_tokens and
+ * kv_cache "int8" of a model on a GPU, and "int8" with latent attention, for the model's own
+ * weights when they run). Since: 0.5.
  */
 DS_API ds_status ds_generator_create(ds_model* model, const char* DS_NULLABLE options_json,
                                      ds_generator** out_generator);
@@ -152,7 +156,8 @@ typedef int32_t (*ds_token_fn)(void* user_data, int32_t token);
  * Text beyond the model's positions goes on from its last half alone, with a warning in the log.
  * Errors: DS_ERR_CALLBACK, DS_ERR_ABORTED (ds_generator_interrupt), DS_ERR_STATE (an engine trains
  * the model at this moment), DS_ERR_OUT_OF_MEMORY (also kv_pool_tokens, when `on_token` has had the
- * tokens before), DS_ERR_UNSUPPORTED (kv_block_tokens on a GPU). Since: 0.5.
+ * tokens before), DS_ERR_UNSUPPORTED (kv_block_tokens and kv_cache on a GPU; kv_cache "int8"
+ * with latent attention). Since: 0.5.
  */
 DS_API ds_status ds_generator_generate(ds_generator* generator, const ds_tensor* prompt,
                                        const ds_generate_options* DS_NULLABLE options,

@@ -39,6 +39,32 @@ struct HeadView {
   T* at(int64_t b, int64_t t, int64_t h) const { return data + b * batch + t * token + h * head; }
 };
 
+// Keys or values of a cache as 8-bit codes with a scale for each token and head (token_codes.h), in
+// one piece or in blocks: then views have the strides inside a block.
+template <class Code, class Scale>
+struct CodedRows {
+  HeadView<Code> codes;
+  HeadView<Scale> scales;  // tokens of a head lie side by side
+  TokenBlocks blocks, scale_blocks;
+
+  explicit operator bool() const { return scales.data != nullptr; }
+  Code* row(int64_t b, int64_t t, int64_t h) const {
+    return blocks ? blocks.at<Code>(b, t, codes.token) + h * codes.head : codes.at(b, t, h);
+  }
+  Scale* scale(int64_t b, int64_t t, int64_t h) const {
+    return scale_blocks ? scale_blocks.at<Scale>(b, t, scales.token) + h * scales.head
+                        : scales.at(b, t, h);
+  }
+  CodedRows from(int64_t b) const {
+    CodedRows rest = *this;
+    rest.codes.data += b * codes.batch;
+    rest.scales.data += b * scales.batch;
+    rest.blocks = blocks.from(b);
+    rest.scale_blocks = scale_blocks.from(b);
+    return rest;
+  }
+};
+
 struct AttentionProblem {
   int64_t batch = 0;
   int64_t heads = 0;
@@ -90,6 +116,8 @@ template <class T>
 struct AttentionForward {
   AttentionProblem p;
   HeadView<const T> q, k, v;
+  // Instead of k, v and the problem's blocks, on a CPU where DecodePlan::fits; or empty.
+  CodedRows<const int8_t, const float> coded_k = {}, coded_v = {};
   HeadView<T> out;
   float* lse = nullptr;        // [batch, heads, queries], natural logarithm, or null
   float* workspace = nullptr;  // attention_workspace(call, on) numbers

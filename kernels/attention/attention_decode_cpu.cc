@@ -10,7 +10,9 @@
 #include <hwy/foreach_target.h>
 //
 #include <cmath>
+#include <type_traits>
 
+#include "kernels/attention/codes-inl.h"
 #include "kernels/attention/gemm-inl.h"
 #include "kernels/attention/pack-inl.h"
 #include "kernels/attention/softmax-inl.h"
@@ -127,7 +129,7 @@ HWY_INLINE void all_values(const float* weights, Rows<T> v, const uint8_t* mask,
   if (d < dim) few_values<kQ, 1, kAdd>(weights, v, mask, keys, {d, dim - d}, padded, values);
 }
 
-// Of keys and values in blocks: those of a block at a time, in their order.
+// Those of a block at a time, in their order.
 template <int kQ, class T>
 HWY_INLINE void scores_of_blocks(const float* q, int64_t padded, int64_t dim, KeyRuns<T> k,
                                  float* scores) {
@@ -143,6 +145,41 @@ HWY_INLINE void values_of_blocks(const float* weights, KeyRuns<T> v, const uint8
     all_values<kQ, true, T>(weights + v.begin, {v.rows, v.stride},
                             mask == nullptr ? nullptr : mask + v.begin, v.count(), dim, padded,
                             values);
+  }
+}
+
+// A split of the keys of a kv head.
+struct SplitPlace {
+  int64_t b, kv_head, split;
+};
+
+// What the rows of a kv head are, in one piece or in blocks.
+template <class C>
+struct Source {
+  HeadView<const C> view;
+  TokenBlocks blocks;
+  CodedRows<const int8_t, const float> scales;  // of codes, else empty
+
+  KeyRuns<C> runs(const SplitPlace& at, int64_t first, int64_t keys) const {
+    return {view, blocks, at.b, first, keys, at.kv_head};
+  }
+};
+
+// rows[r][j] times the scale of token first + j.
+template <int kQ, class C>
+HWY_INLINE void scale_tokens(const Source<C>& from, const SplitPlace& at, int64_t first,
+                             int64_t keys, float* rows) {
+  const DF f;
+  KeyRuns<float> run(from.scales.scales, from.scales.scale_blocks, at.b, first, keys, at.kv_head);
+  while (run.next()) {
+    for (int64_t j = 0; j < run.count(); j += kLanes) {
+      const int64_t n = std::min(kLanes, run.count() - j);
+      const VF scale = simd::load_n(f, run.rows + j, n);
+      for (int r = 0; r < kQ; ++r) {
+        float* const row = rows + r * kKeySplit + run.begin + j;
+        simd::store_n(hn::Mul(simd::load_n(f, row, n), scale), f, row, n);
+      }
+    }
   }
 }
 
@@ -188,10 +225,39 @@ struct RowPlace {
   int64_t flat(const AttentionProblem& p) const { return (b * p.heads + h) * p.queries + i; }
 };
 
-// A split of the keys of a kv head.
-struct SplitPlace {
-  int64_t b, kv_head, split;
+// Query rows from `first_row` on and the keys of a split.
+struct Stretch {
+  SplitPlace at;
+  int64_t first_row, first_key, keys;
 };
+
+template <int kQ>
+struct QueryRows {
+  float *scores, *q, *values;  // scratch: kQ rows each
+  RowStats stats[kQ];
+};
+
+// The weights of the keys for the queries, and the sums of values that they weigh.
+template <int kQ, class C>
+HWY_NOINLINE void weigh_values(const AttentionProblem& p, const Source<C>& k, const Source<C>& v,
+                               const Stretch& of, QueryRows<kQ>& rows) {
+  constexpr bool kCoded = std::is_same_v<C, int8_t>;
+  const SplitPlace& at = of.at;
+  const int64_t first = of.first_key, keys = of.keys;
+  const Band band(p, p.keys_of(at.b));
+  const uint8_t* mask = tile_mask(p, at.b, first);
+  scores_of_blocks<kQ, C>(rows.q, padded_dim(p), p.head_dim, k.runs(at, first, keys), rows.scores);
+  if constexpr (kCoded) scale_tokens<kQ>(k, at, first, keys, rows.scores);
+  for (int r = 0; r < kQ; ++r) {
+    const int64_t i = RowPlace(p, at.b, at.kv_head, of.first_row + r).i;
+    const int64_t seen = std::min(band.end_key(i) - first, keys);
+    rows.stats[r] =
+        weigh_row(band.first_key(i) - first, seen, mask, keys, rows.scores + r * kKeySplit);
+  }
+  if constexpr (kCoded) scale_tokens<kQ>(v, at, first, keys, rows.scores);
+  values_of_blocks<kQ, C>(rows.scores, v.runs(at, first, keys), mask, p.value_size(),
+                          padded_values(p), rows.values);
+}
 
 // `plan` is that of the sequence.
 template <int kQ, class T>
@@ -200,57 +266,45 @@ void decode_rows(const AttentionForward<T>& call, const DecodePlan& plan, const 
   const AttentionProblem& p = call.p;
   const int64_t b = at.b, kv_head = at.kv_head, split = at.split;
   const DF f;
-  const int64_t dim = p.head_dim, padded = padded_dim(p);
+  const int64_t padded = padded_dim(p);
   const int64_t value_dim = p.value_size(), padded_value = padded_values(p);
-  const Band band(p, p.keys_of(b));
   const int64_t first_key = plan.first_key + split * kKeySplit;
   const int64_t keys = std::min(kKeySplit, plan.end_key - first_key);
-  const uint8_t* mask = tile_mask(p, b, first_key);
-  float* scores = scratch;
-  float* q = scores + kQ * kKeySplit;
-  float* values = q + kQ * padded;
-
+  QueryRows<kQ> rows;
+  rows.scores = scratch;
+  rows.q = rows.scores + kQ * kKeySplit;
+  rows.values = rows.q + kQ * padded;
   for (int r = 0; r < kQ; ++r) {
     const RowPlace place(p, b, kv_head, first_row + r);
-    load_rows(call.q.at(b, place.i, place.h), 0, 1, dim, padded, p.scale * kLog2E, q + r * padded);
+    load_rows(call.q.at(b, place.i, place.h), 0, 1, p.head_dim, padded, p.scale * kLog2E,
+              rows.q + r * padded);
   }
-  if (p.key_blocks) {
-    scores_of_blocks<kQ, T>(q, padded, dim, {call.k, p.key_blocks, b, first_key, keys, kv_head},
-                            scores);
+  const Stretch stretch{at, first_row, first_key, keys};
+  if (call.coded_k) {
+    const Source<int8_t> k{call.coded_k.codes, call.coded_k.blocks, call.coded_k};
+    const Source<int8_t> v{call.coded_v.codes, call.coded_v.blocks, call.coded_v};
+    weigh_values(p, k, v, stretch, rows);
   } else {
-    few_scores<kQ, T>(q, padded, dim, {call.k.at(b, first_key, kv_head), call.k.token}, keys,
-                      scores);
-  }
-  RowStats stats[kQ];
-  for (int r = 0; r < kQ; ++r) {
-    const int64_t i = RowPlace(p, b, kv_head, first_row + r).i;
-    const int64_t from = band.first_key(i) - first_key;
-    const int64_t seen = std::min(band.end_key(i) - first_key, keys);
-    stats[r] = weigh_row(from, seen, mask, keys, scores + r * kKeySplit);
-  }
-  if (p.value_blocks) {
-    values_of_blocks<kQ, T>(scores, {call.v, p.value_blocks, b, first_key, keys, kv_head}, mask,
-                            value_dim, padded_value, values);
-  } else {
-    all_values<kQ, false, T>(scores, {call.v.at(b, first_key, kv_head), call.v.token}, mask, keys,
-                             value_dim, padded_value, values);
+    const Source<T> k{call.k, p.key_blocks, {}}, v{call.v, p.value_blocks, {}};
+    weigh_values(p, k, v, stretch, rows);
   }
   for (int r = 0; r < kQ; ++r) {
     const RowPlace place(p, b, kv_head, first_row + r);
-    float* row = values + r * padded_value;
+    const RowStats& stats = rows.stats[r];
+    float* row = rows.values + r * padded_value;
     if (plan.splits > 1) {
       float* partial = partials + (place.flat(p) * plan.room + split) * plan.partial;
-      partial[0] = stats[r].top;
-      partial[1] = stats[r].sum;
+      partial[0] = stats.top;
+      partial[1] = stats.sum;
       std::copy(row, row + round_up(value_dim, kLanes), partial + DecodePlan::kStats);
       continue;
     }
-    const VF factor = hn::Set(f, stats[r].sum == 0 ? 0.0f : 1 / stats[r].sum);
+    const VF factor = hn::Set(f, stats.sum == 0 ? 0.0f : 1 / stats.sum);
     for (int64_t d = 0; d < value_dim; d += kLanes) {
       hn::Store(hn::Mul(hn::Load(f, row + d), factor), f, row + d);
     }
     store_rows(row, padded_value, 1, value_dim, 0, call.out.at(b, place.i, place.h));
-    if (call.lse != nullptr) call.lse[place.flat(p)] = log_of_sum(stats[r].top, stats[r].sum);
+    if (call.lse != nullptr) call.lse[place.flat(p)] = log_of_sum(stats.top, stats.sum);
   }
 }
 

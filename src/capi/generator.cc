@@ -123,14 +123,14 @@ std::string shared_text(models::Model& model, const models::InferenceOptions& fo
 // Collective: this rank's part of the model.
 std::shared_ptr<models::Model> shared_copy(models::Model& model, const Mesh& mesh,
                                            const models::InferenceOptions& form,
-                                           const infer::KvBlockOptions& kv) {
+                                           const infer::KvOptions& kv) {
   const OpContext ctx = model.host_context();
   constexpr const char* kWhat = "making a generator of ranks that share experts";
   std::string own;
   agree(ctx, *mesh.world(), kWhat, [&] {
     models::check_shared_experts(model.parameters(), mesh.size(MeshGroup::kExpert), kSharing,
                                  "run it in one process");
-    infer::check_kv_blocks(kv, *model.device());
+    infer::check_kv(kv, model.architecture().info(), *model.device());
     own = shared_text(model, form);
   });
   const std::string first = broadcast_text(ctx, *mesh.world(), own);
@@ -159,15 +159,16 @@ ds_status ds_generator_create(ds_model* model, const char* options_json,
   return guard(__func__, [&] {
     ds_generator*& out = out_param(out_generator, "out_generator");
     std::shared_ptr<ModelObject> object = look_up(model, "model");
-    const JsonArguments given(options_json, "generator options",
-                              {"weights", "group_size", "symmetric", "threads", "int8_activations",
-                               "overrides", "offload_param", "kv_block_tokens", "kv_pool_tokens"});
+    const JsonArguments given(
+        options_json, "generator options",
+        {"weights", "group_size", "symmetric", "threads", "int8_activations", "overrides",
+         "offload_param", "kv_block_tokens", "kv_pool_tokens", "kv_cache"});
     const std::optional<models::InferenceOptions> form = prepared_form(given);
-    const infer::KvBlockOptions kv = kv_blocks_of(given);
+    const infer::KvOptions kv = kv_of(given);
     static_cast<void>(object->model->architecture());  // own parameters have no forward pass
     if (form) {
       const UsedModel used(std::move(object), "model");
-      infer::check_kv_blocks(kv, *used->device());
+      infer::check_kv(kv, used->architecture().info(), *used->device());
       out =
           publish<ds_generator>(std::make_shared<GeneratorObject>(used->prepared_copy(*form), kv));
     } else {
@@ -185,12 +186,12 @@ ds_status ds_generator_create_shared(ds_model* model, const char* options_json, 
     const JsonArguments given(
         options_json, "generator options",
         {"weights", "group_size", "symmetric", "threads", "int8_activations", "overrides",
-         "offload_param", "kv_block_tokens", "kv_pool_tokens", "expert_parallel"});
+         "offload_param", "kv_block_tokens", "kv_pool_tokens", "kv_cache", "expert_parallel"});
     const std::optional<models::InferenceOptions> form = prepared_form(given, "fp32");
     if (!form) {
       given.refuse("weights", "must be fp32, bf16, int8 or int4: each rank has a copy of its part");
     }
-    const infer::KvBlockOptions kv = kv_blocks_of(given);
+    const infer::KvOptions kv = kv_of(given);
     static_cast<void>(used->architecture());  // own parameters have no forward pass
     const Mesh mesh = expert_mesh(given, group);
     out = publish<ds_generator>(

@@ -14,16 +14,16 @@ namespace ds::capi {
 class GeneratorObject : public HandleObject {
  public:
   // Runs the weights of the caller's model as they are at each call, ...
-  GeneratorObject(std::shared_ptr<ModelObject> live, const infer::KvBlockOptions& kv)
+  GeneratorObject(std::shared_ptr<ModelObject> live, const infer::KvOptions& kv)
       : live_(std::move(live)), kv_(kv) {}
   // ... or those of a prepared copy that nobody else has.
-  GeneratorObject(std::shared_ptr<models::Model> prepared, const infer::KvBlockOptions& kv)
+  GeneratorObject(std::shared_ptr<models::Model> prepared, const infer::KvOptions& kv)
       : prepared_(std::move(prepared)), kv_(kv) {}
 
   bool is_prepared() const { return prepared_ != nullptr; }
   const models::Model& model() const { return is_prepared() ? *prepared_ : *live_->model; }
 
-  const infer::KvBlockOptions& kv() const { return kv_; }
+  const infer::KvOptions& kv() const { return kv_; }
 
   void interrupt() noexcept { interrupted_.store(true, std::memory_order_relaxed); }
   void forget_interrupt() noexcept { interrupted_.store(false, std::memory_order_relaxed); }
@@ -33,7 +33,7 @@ class GeneratorObject : public HandleObject {
   friend class RunningModel;
   std::shared_ptr<ModelObject> live_;
   std::shared_ptr<models::Model> prepared_;
-  infer::KvBlockOptions kv_;
+  infer::KvOptions kv_;
   std::atomic<bool> interrupted_{false};
 };
 

@@ -63,9 +63,15 @@ bool has_codes(const models::InferenceOptions& options) {
 
 }  // namespace
 
-infer::KvBlockOptions kv_blocks_of(const JsonArguments& given) {
+infer::KvOptions kv_of(const JsonArguments& given) {
   constexpr int64_t kMost = int64_t{1} << 40;
-  infer::KvBlockOptions kv;
+  infer::KvOptions options;
+  const std::string cache = given.text("kv_cache", "auto");
+  if (cache != "auto" && cache != "int8") {
+    given.refuse("kv_cache", str_cat("must be auto (as the model computes) or int8, not ", cache));
+  }
+  options.codes = cache == "int8";
+  infer::KvBlockOptions& kv = options.blocks;
   kv.block_tokens = given.integer("kv_block_tokens", 0, 0, int64_t{1} << 20);
   kv.pool_tokens = given.integer("kv_pool_tokens", 0, 0, kMost);
   if (kv.pool_tokens > 0 && kv.block_tokens == 0) {
@@ -75,7 +81,7 @@ infer::KvBlockOptions kv_blocks_of(const JsonArguments& given) {
     given.refuse("kv_pool_tokens",
                  str_cat("must be 0 (any number) or at least kv_block_tokens, ", kv.block_tokens));
   }
-  return kv;
+  return options;
 }
 
 std::optional<models::InferenceOptions> prepared_form(const JsonArguments& given,

@@ -17,6 +17,6 @@ inline constexpr const char* kOwnWeights = "model";
 std::optional<models::InferenceOptions> prepared_form(const JsonArguments& given,
                                                       const char* fallback = kOwnWeights);
 
-infer::KvBlockOptions kv_blocks_of(const JsonArguments& given);
+infer::KvOptions kv_of(const JsonArguments& given);
 
 }  // namespace ds::capi

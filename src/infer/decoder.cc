@@ -17,10 +17,13 @@ OpContext with_own_attention(OpContext ctx) {
 }
 
 KvCache make_cache(const OpContext& ctx, const models::ArchitectureInfo& info, int64_t capacity,
-                   DType dtype, KvBlockOptions options) {
-  if (options.block_tokens == 0) return {ctx.device, info, 1, capacity, dtype};
-  options.block_tokens = std::min(options.block_tokens, capacity);
-  return {std::make_shared<KvBlockPool>(ctx.device, info, dtype, options), 1, capacity};
+                   DType compute, const KvOptions& options) {
+  check_kv(options, info, *ctx.device);
+  const DType dtype = options.codes ? DType::kInt8 : compute;
+  KvBlockOptions blocks = options.blocks;
+  if (blocks.block_tokens == 0) return {ctx.device, info, 1, capacity, dtype};
+  blocks.block_tokens = std::min(blocks.block_tokens, capacity);
+  return {std::make_shared<KvBlockPool>(ctx.device, info, dtype, blocks), 1, capacity};
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ struct GenerateOptions {
   uint64_t seed = 0;
   std::optional<int32_t> stop_token;
   bool graphs = true;  // record a token's work where that works (DecodeGraphs); no bit changes
-  KvBlockOptions kv;   // no bit changes
+  KvOptions kv;        // blocks change no bit
   models::PassRanks ranks;
 };
 

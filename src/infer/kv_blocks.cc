@@ -12,13 +12,26 @@ void check_kv_blocks(const KvBlockOptions& options, const Device& device) {
            "the model on the CPU");
 }
 
+void check_kv(const KvOptions& options, const models::ArchitectureInfo& info,
+              const Device& device) {
+  check_kv_blocks(options.blocks, device);
+  if (!options.codes) return;
+  DS_CHECK(device.kind() == DeviceKind::kCpu, Code::kUnsupported, "kv_cache int8 of a model on ",
+           device.describe(),
+           ": attention on a GPU reads keys and values as the model computes them so far; leave it "
+           "out, or run the model on the CPU");
+  DS_CHECK(info.values_in_keys == 0, Code::kUnsupported,
+           "kv_cache int8 of a model with latent attention: its cache is latents that all heads "
+           "share beside channels for positions, which one scale for a token would round alike; "
+           "leave it out: latents are few numbers already");
+}
+
 KvBlockPool::KvBlockPool(std::shared_ptr<Device> device, const models::ArchitectureInfo& info,
                          DType dtype, const KvBlockOptions& options)
     : device_(std::move(device)),
       layers_(info.layers),
-      dtype_(dtype),
-      layout_(info),
-      block_{info.layers, options.block_tokens, layout_.parts(), layout_.heads, layout_.size},
+      layout_(info, dtype, *device_),
+      block_tokens_(options.block_tokens),
       most_(options.pool_tokens == 0 ? INT64_MAX : options.pool_tokens / options.block_tokens) {
   check_kv_blocks(options, *device_);
 }
@@ -32,7 +45,7 @@ void KvBlockPool::check_free(int64_t count, const std::string& why) const {
 int KvBlockPool::take() {
   if (free_.empty()) {
     free_.reserve(blocks_.size() + 1);  // giving back does not fail
-    blocks_.push_back(Tensor::empty(device_, dtype_, block_, MemoryTag::kKvCache));
+    blocks_.push_back(layout_.make(device_, layers_, block_tokens_));
     return static_cast<int>(blocks_.size()) - 1;
   }
   const int block = free_.back();
@@ -43,7 +56,13 @@ int KvBlockPool::take() {
 void KvBlockPool::give_back(int block) { free_.push_back(block); }
 
 Tensor KvBlockPool::tokens(int block, int layer, int part) const {
-  return layout_.part(blocks_[static_cast<size_t>(block)].slice(0, layer, layer + 1), part);
+  const KvMemory& all = blocks_[static_cast<size_t>(block)];
+  return layout_.part(all.numbers, part).slice(0, layer, layer + 1);
+}
+
+Tensor KvBlockPool::scales(int block, int layer, int part) const {
+  if (!layout_.coded()) return {};
+  return layout_.scales(blocks_[static_cast<size_t>(block)], part).slice(0, layer, layer + 1);
 }
 
 KvBlockTable::KvBlockTable(std::shared_ptr<KvBlockPool> pool, int64_t batch)
@@ -94,8 +113,8 @@ void KvBlockTable::cut(int64_t sequence, int64_t length) {
 void KvBlockTable::make_table(int64_t columns) {
   const int64_t before = table_ ? table_.size(3) : 0;
   if (columns <= before) return;
-  const Shape shape{pool_->layers(), 2, static_cast<int64_t>(blocks_.size()),
-                    std::max(columns, 2 * before)};
+  const Shape shape{pool_->layers(), pool_->layout().coded() ? 4 : 2,
+                    static_cast<int64_t>(blocks_.size()), std::max(columns, 2 * before)};
   table_ = Tensor::zeros(pool_->device(), DType::kInt64, shape, MemoryTag::kKvCache);
   for (size_t b = 0; b < blocks_.size(); ++b) {
     for (size_t column = 0; column < blocks_[b].size(); ++column) {
@@ -106,18 +125,28 @@ void KvBlockTable::make_table(int64_t columns) {
 
 void KvBlockTable::write(int64_t sequence, int64_t column, std::optional<int> block) {
   const int64_t batch = table_.size(2), columns = table_.size(3);
+  const auto kinds = static_cast<int>(table_.size(1));
   for (int layer = 0; layer < pool_->layers(); ++layer) {
-    for (const int part : {0, 1}) {
-      const int64_t row = (layer * 2 + part) * batch + sequence;
+    for (int kind = 0; kind < kinds; ++kind) {
+      const auto rows = [&] {
+        return kind < 2 ? pool_->tokens(*block, layer, kind)
+                        : pool_->scales(*block, layer, kind - 2);
+      };
+      const int64_t row = (layer * kinds + kind) * batch + sequence;
       table_.data<int64_t>()[row * columns + column] =
-          block ? reinterpret_cast<int64_t>(pool_->tokens(*block, layer, part).raw()) : 0;
+          block ? reinterpret_cast<int64_t>(rows().raw()) : 0;
     }
   }
 }
 
 ops::TokenBlocks KvBlockTable::blocks(int layer, int64_t room) const {
   const Tensor own = table_.select(0, layer);
-  return {own.select(0, 0), own.select(0, 1), room};
+  ops::TokenBlocks blocks{own.select(0, 0), own.select(0, 1), room};
+  if (own.size(0) > 2) {
+    blocks.key_scales = own.select(0, 2);
+    blocks.value_scales = own.select(0, 3);
+  }
+  return blocks;
 }
 
 }  // namespace ds::infer

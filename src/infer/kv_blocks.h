@@ -20,6 +20,13 @@ struct KvBlockOptions {
 // Throws kUnsupported where caches of the device are one piece.
 void check_kv_blocks(const KvBlockOptions& options, const Device& device);
 
+struct KvOptions {
+  KvBlockOptions blocks;
+  bool codes = false;  // keys and values as 8-bit codes, not in the type that the model computes in
+};
+// Throws kUnsupported where a cache of the model on the device is not like that.
+void check_kv(const KvOptions& options, const models::ArchitectureInfo& info, const Device& device);
+
 // Blocks that are not taken stay allocated for the next ones. Not thread-safe.
 class KvBlockPool {
  public:
@@ -30,7 +37,7 @@ class KvBlockPool {
 
   int layers() const { return layers_; }
   const KvLayout& layout() const { return layout_; }
-  int64_t block_tokens() const { return block_[1]; }
+  int64_t block_tokens() const { return block_tokens_; }
   int64_t taken() const { return static_cast<int64_t>(blocks_.size() - free_.size()); }
   const std::shared_ptr<Device>& device() const { return device_; }
 
@@ -40,15 +47,16 @@ class KvBlockPool {
   void give_back(int block);
   // Part 0 is keys, 1 is values: [1, tokens of a block, H, D].
   Tensor tokens(int block, int layer, int part) const;
+  // Of codes: fp32 [1, tokens of a block, H]; else empty.
+  Tensor scales(int block, int layer, int part) const;
 
  private:
   const std::shared_ptr<Device> device_;
   const int layers_;
-  const DType dtype_;
   const KvLayout layout_;
-  const Shape block_;   // [layers, tokens, parts, H, D]
-  const int64_t most_;  // blocks
-  std::vector<Tensor> blocks_;
+  const int64_t block_tokens_;
+  const int64_t most_;            // blocks
+  std::vector<KvMemory> blocks_;  // of all layers
   std::vector<int> free_;
 };
 
@@ -69,6 +77,7 @@ class KvBlockTable {
   ops::TokenBlocks blocks(int layer, int64_t room) const;
   // A block of the layer, after cover().
   Tensor tokens(int layer, int part) const { return pool_->tokens(any_, layer, part); }
+  Tensor scales(int layer, int part) const { return pool_->scales(any_, layer, part); }
 
  private:
   int64_t needed(int64_t length) const;
@@ -79,7 +88,8 @@ class KvBlockTable {
   const std::shared_ptr<KvBlockPool> pool_;
   std::vector<std::vector<int>> blocks_;  // of each sequence
   int any_ = 0;
-  Tensor table_;  // int64 [layers, 2, B, columns]
+  // int64 [layers, keys and values, B, columns]; of codes also their scales: [layers, 4, ...]
+  Tensor table_;
 };
 
 }  // namespace ds::infer

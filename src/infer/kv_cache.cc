@@ -19,11 +19,8 @@ KvCache::KvCache(std::shared_ptr<Device> device, const KvLayout& layout, int64_t
 
 KvCache::KvCache(const std::shared_ptr<Device>& device, const models::ArchitectureInfo& info,
                  int64_t batch, int64_t capacity, DType dtype)
-    : KvCache(device, KvLayout(info), batch, capacity) {
-  const Shape shape{batch, capacity, layout_.parts(), layout_.heads, layout_.size};
-  for (int i = 0; i < info.layers; ++i) {
-    layers_.push_back(Tensor::empty(device, dtype, shape, MemoryTag::kKvCache));
-  }
+    : KvCache(device, KvLayout(info, dtype, *device), batch, capacity) {
+  for (int i = 0; i < info.layers; ++i) layers_.push_back(layout_.make(device, batch, capacity));
 }
 
 KvCache::KvCache(const std::shared_ptr<KvBlockPool>& pool, int64_t batch, int64_t capacity)
@@ -33,7 +30,13 @@ KvCache::KvCache(const std::shared_ptr<KvBlockPool>& pool, int64_t batch, int64_
 
 Tensor KvCache::tokens(int layer, int part, int64_t end) const {
   if (blocks_) return blocks_->tokens(layer, part);
-  return layout_.part(layers_[static_cast<size_t>(layer)].slice(1, 0, end), part);
+  return layout_.part(layers_[static_cast<size_t>(layer)].numbers, part).slice(1, 0, end);
+}
+
+Tensor KvCache::scales(int layer, int part, int64_t end) const {
+  if (!layout_.coded()) return {};
+  if (blocks_) return blocks_->scales(layer, part);
+  return layout_.scales(layers_[static_cast<size_t>(layer)], part).slice(1, 0, end);
 }
 
 int64_t KvCache::longest() const { return *std::max_element(lengths_.begin(), lengths_.end()); }
@@ -54,6 +57,8 @@ ops::CacheRows KvCache::append(int layer, int64_t count) {
   ops::CacheRows rows{tokens(layer, 0, capacity()), tokens(layer, 1, capacity()), lengths_.front(),
                       past_};
   if (blocks_) rows.blocks = blocks_->blocks(layer, longest() + count);
+  rows.key_scales = scales(layer, 0, capacity());
+  rows.value_scales = scales(layer, 1, capacity());
   return rows;
 }
 
@@ -61,6 +66,8 @@ nn::SeenTokens KvCache::view(int layer, int64_t count) const {
   const int64_t end = room_ > 0 ? room_ : longest() + count;
   nn::SeenTokens seen{tokens(layer, 0, end), tokens(layer, 1, end), {}, past_};
   if (blocks_) seen.blocks = blocks_->blocks(layer, end);
+  seen.key_scales = scales(layer, 0, end);
+  seen.value_scales = scales(layer, 1, end);
   return seen;
 }
 

@@ -15,7 +15,7 @@ namespace ds::infer {
 class KvCache final : public nn::AttentionState {
  public:
   // Room for `capacity` tokens of each of `batch` sequences. What no token has written is never
-  // read.
+  // read. `dtype` is what the model computes in, or kInt8 for codes.
   KvCache(const std::shared_ptr<Device>& device, const models::ArchitectureInfo& info,
           int64_t batch, int64_t capacity, DType dtype);
 
@@ -45,6 +45,8 @@ class KvCache final : public nn::AttentionState {
 
   // The first `end` tokens of a layer as [B, end, H, D], or a block; `part` 0 is keys, 1 is values.
   Tensor tokens(int layer, int part, int64_t end) const;
+  // Of codes: as many scales, or those of a block; else empty.
+  Tensor scales(int layer, int part, int64_t end) const;
   int64_t longest() const;
   // Takes unequal lengths to where attention reads them.
   void place_lengths();
@@ -52,7 +54,7 @@ class KvCache final : public nn::AttentionState {
   const std::shared_ptr<Device> device_;
   const KvLayout layout_;
   const int64_t capacity_;
-  std::vector<Tensor> layers_;            // [B, capacity, parts, H, D]; none with ...
+  std::vector<KvMemory> layers_;          // of B sequences; none with ...
   std::unique_ptr<KvBlockTable> blocks_;  // ... which else is null
   std::vector<int64_t> lengths_;
   Tensor past_;       // int32 [B] of the device; empty while all lengths are equal

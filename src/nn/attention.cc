@@ -60,15 +60,17 @@ void attend_each(Tape& tape, const QueryRows& rows, const SeenTokens& seen,
     const auto of = [b](const Tensor& x) { return x.slice(0, b, b + 1); };
     const int64_t end = lengths[static_cast<size_t>(b)] + rows.q.size(1);
     Tensor out = of(rows.out), lse = of(rows.lse);
-    Tensor keys = seen.keys, values = seen.values;
-    if (seen.blocks) {
-      options.blocks = seen.blocks.of(b, end);
-    } else {
-      keys = of(keys).slice(1, 0, end);
-      values = of(values).slice(1, 0, end);
-    }
-    ops::attention(tape.ctx(), {.q = of(rows.q), .k = keys, .v = values}, options,
-                   {.out = out, .lse = lse});
+    const auto own = [&](const Tensor& x) {
+      return x && !seen.blocks ? of(x).slice(1, 0, end) : x;
+    };
+    if (seen.blocks) options.blocks = seen.blocks.of(b, end);
+    ops::attention(tape.ctx(),
+                   {.q = of(rows.q),
+                    .k = own(seen.keys),
+                    .v = own(seen.values),
+                    .k_scales = own(seen.key_scales),
+                    .v_scales = own(seen.value_scales)},
+                   options, {.out = out, .lse = lse});
   }
 }
 
@@ -99,7 +101,13 @@ Value attention_after(Tape& tape, const Tensor& q, const Tensor& k, const Tensor
   }
   options.past = seen.past;
   options.blocks = seen.blocks;
-  ops::attention(tape.ctx(), {.q = q, .k = seen.keys, .v = seen.values, .key_mask = spec.key_mask},
+  ops::attention(tape.ctx(),
+                 {.q = q,
+                  .k = seen.keys,
+                  .v = seen.values,
+                  .key_mask = spec.key_mask,
+                  .k_scales = seen.key_scales,
+                  .v_scales = seen.value_scales},
                  options, {.out = out, .lse = lse});
   return y;
 }

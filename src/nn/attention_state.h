@@ -16,6 +16,8 @@ struct SeenTokens {
   // int32 [B] in the memory of the device: how many tokens of each sequence lie before those of the
   // pass. Empty where all sequences have as many, which fill the room with those of the pass.
   Tensor past = {};
+  // Of keys and values in 8-bit codes: fp32 [B, room, H], in blocks one of each; else empty.
+  Tensor key_scales = {}, value_scales = {};
 };
 
 class AttentionState {

@@ -2,8 +2,10 @@
 #include "ops/attention.h"
 
 #include <algorithm>
+#include <array>
 
 #include "kernels/attention/attention.h"
+#include "kernels/attention/token_codes.h"
 #include "ops/checks.h"
 #include "ops/equal_heads.h"
 
@@ -29,19 +31,21 @@ void check_defined(const Tensor& tensor, const char* name) {
            tensor ? tensor.shape().text() : "no data");
 }
 
-AttentionProblem make_problem(const Op& op, const Tensor& q, const Tensor& k, const Tensor& v,
-                              const Tensor& key_mask, const AttentionOptions& options,
-                              bool decodes = false) {
+// `coded`: k and v are 8-bit codes.
+AttentionProblem make_problem(const Op& op, const AttentionInputs& in,
+                              const AttentionOptions& options, bool decodes = false,
+                              bool coded = false) {
+  const auto& [q, k, v, key_mask, k_scales, v_scales] = in;
   check_defined(q, "q");
   check_defined(k, "k");
   check_defined(v, "v");
-  const DType dtype = q.dtype();
+  const DType dtype = q.dtype(), kv_dtype = coded ? DType::kInt8 : dtype;
   check_float_type(q, op, "q");
   const bool in_blocks = static_cast<bool>(options.blocks);
   const Shape kv_shape{in_blocks ? 1 : q.size(0), k.size(1), k.size(2), q.size(3)};
   check_heads(op, q, "q", dtype, q.shape());
-  check_heads(op, k, "k", dtype, kv_shape);
-  check_heads(op, v, "v", dtype, {kv_shape[0], kv_shape[1], kv_shape[2], v.size(3)});
+  check_heads(op, k, "k", kv_dtype, kv_shape);
+  check_heads(op, v, "v", kv_dtype, {kv_shape[0], kv_shape[1], kv_shape[2], v.size(3)});
 
   AttentionProblem p;
   p.batch = q.size(0);
@@ -121,8 +125,25 @@ void check_past(const Op& op, const Tensor& past, AttentionProblem& p) {
 void add_blocks(const Op& op, const TokenBlocks& blocks, int64_t tokens, AttentionProblem& p) {
   check_blocks(op, blocks, p.batch, tokens);
   for (int64_t b = 0; b < p.batch; ++b) check_tokens(op, blocks, b, p.keys_of(b), tokens);
+  if (blocks.key_scales) check_scale_blocks(op, blocks);
   p.key_blocks = table_of(blocks.keys, tokens);
   p.value_blocks = table_of(blocks.values, tokens);
+}
+
+void check_scales(const Op& op, const Tensor& scales, const char* name, const Tensor& codes) {
+  check_tensor(scales, name, DType::kFloat32, {codes.size(0), codes.size(1), codes.size(2)});
+  check_place(scales, op, name);
+  DS_CHECK(scales.stride(1) == 1 || scales.size(1) <= 1, Code::kInvalidArgument, op, ": ", name,
+           " of a head must lie side by side, their stride is ", scales.stride(1));
+}
+
+void check_codes(const Op& op, const AttentionInputs& in, const AttentionOptions& options) {
+  DS_CHECK(op.ctx.device->kind() == DeviceKind::kCpu, Code::kUnsupported, op,
+           ": a GPU reads no keys and values in codes");
+  DS_CHECK(options.dropout == 0 && !options.segments, Code::kInvalidArgument, op,
+           ": keys and values in codes have no dropout and no segments");
+  check_scales(op, in.k_scales, "k_scales", in.k);
+  check_scales(op, in.v_scales, "v_scales", in.v);
 }
 
 void check_lse(const Op& op, const Tensor& lse, const AttentionProblem& p) {
@@ -137,15 +158,42 @@ HeadView<T> view(const Tensor& tensor) {
           tensor.stride(2)};
 }
 
+// What lies in codes, where the tables of its blocks are those of `blocks`.
+kernels::CodedRows<const int8_t, const float> coded_rows(const Tensor& codes, const Tensor& scales,
+                                                         const kernels::TokenBlocks& code_blocks,
+                                                         const Tensor& scale_blocks) {
+  kernels::CodedRows<const int8_t, const float> rows;
+  rows.codes = {codes.data<int8_t>(), codes.stride(0), codes.stride(1), codes.stride(2)};
+  rows.scales = {scales.data<float>(), scales.stride(0), scales.stride(1), scales.stride(2)};
+  rows.blocks = code_blocks;
+  if (scale_blocks) rows.scale_blocks = table_of(scale_blocks, code_blocks.tokens);
+  return rows;
+}
+
+struct CodedInputs {
+  kernels::CodedRows<const int8_t, const float> k, v;
+};
+CodedInputs coded_inputs(const AttentionProblem& p, const AttentionInputs& in,
+                         const TokenBlocks& blocks) {
+  return {coded_rows(in.k, in.k_scales, p.key_blocks, blocks.key_scales),
+          coded_rows(in.v, in.v_scales, p.value_blocks, blocks.value_scales)};
+}
+
 template <class T>
 void forward(const OpContext& ctx, const AttentionProblem& p, const AttentionInputs& in,
-             const Tensor& out, float* lse) {
-  kernels::AttentionForward<T> call{.p = p,
-                                    .q = view<const T>(in.q),
-                                    .k = view<const T>(in.k),
-                                    .v = view<const T>(in.v),
-                                    .out = view<T>(out),
-                                    .lse = lse};
+             const Tensor& out, float* lse, const CodedInputs* coded = nullptr) {
+  kernels::AttentionForward<T> call;
+  call.p = p;
+  call.q = view<const T>(in.q);
+  call.out = view<T>(out);
+  call.lse = lse;
+  if (coded != nullptr) {
+    call.coded_k = coded->k;
+    call.coded_v = coded->v;
+  } else {
+    call.k = view<const T>(in.k);
+    call.v = view<const T>(in.v);
+  }
   run(
       ctx, [&](auto& on) { return kernels::attention_workspace(call, on); },
       [&](float* workspace, auto& on) {
@@ -154,20 +202,49 @@ void forward(const OpContext& ctx, const AttentionProblem& p, const AttentionInp
       });
 }
 
-// Sequences of several lengths with more queries than a kernel takes them for, one by one.
+// The first tokens of sequence b as numbers [1, tokens, Hkv, D]; those of a head lie side by side.
+template <class T>
+Tensor numbers_of(const OpContext& ctx, const kernels::CodedRows<const int8_t, const float>& from,
+                  int64_t b, const Shape& shape) {
+  const int64_t tokens = shape[1], heads = shape[2], size = shape[3];
+  const Tensor memory = ctx.workspace(DTypeOf<T>::value, {1, heads, tokens, size});
+  const std::array<int64_t, 4> strides{heads * tokens * size, size, tokens * size, 1};
+  const auto first = static_cast<const std::byte*>(memory.raw()) -
+                     static_cast<const std::byte*>(memory.storage()->data());
+  Tensor numbers(memory.storage(), first, memory.dtype(), shape, strides);
+  const kernels::CodedTokens<T> call{.tokens = tokens,
+                                     .heads = heads,
+                                     .size = size,
+                                     .sequence = b,
+                                     .from = from,
+                                     .y = view<T>(numbers)};
+  if (ctx.device->computes()) kernels::dequantize_tokens(call, *ctx.pool);
+  return numbers;
+}
+
+// What a kernel takes one by one: sequences of several lengths with more queries than it takes them
+// for, and codes that more queries than few see.
 template <class T>
 void forward_each(const OpContext& ctx, const AttentionProblem& p, const AttentionInputs& in,
-                  const Tensor& out, float* lse) {
+                  const Tensor& out, float* lse, const CodedInputs* coded) {
   for (int64_t b = 0; b < p.batch; ++b) {
     AttentionProblem one = p;
     one.batch = 1;
     one.keys = p.keys_of(b);
     one.past = nullptr;
-    one.key_blocks = p.key_blocks.from(b);
-    one.value_blocks = p.value_blocks.from(b);
+    if (p.key_mask != nullptr) one.key_mask = p.key_mask + b * p.mask_stride;
+    one.key_blocks = coded != nullptr ? kernels::TokenBlocks() : p.key_blocks.from(b);
+    one.value_blocks = coded != nullptr ? kernels::TokenBlocks() : p.value_blocks.from(b);
     const auto of = [b](const Tensor& x) { return x.slice(0, b, b + 1); };
     const auto cached = [&](const Tensor& x) { return p.key_blocks ? x : of(x); };
-    const AttentionInputs part{.q = of(in.q), .k = cached(in.k), .v = cached(in.v)};
+    AttentionInputs part{.q = of(in.q), .k = {}, .v = {}};
+    if (coded != nullptr) {
+      part.k = numbers_of<T>(ctx, coded->k, b, {1, one.keys, p.kv_heads, p.head_dim});
+      part.v = numbers_of<T>(ctx, coded->v, b, {1, one.keys, p.kv_heads, p.value_dim});
+    } else {
+      part.k = cached(in.k);
+      part.v = cached(in.v);
+    }
     forward<T>(ctx, one, part, of(out), lse == nullptr ? nullptr : lse + b * p.heads * p.queries);
   }
 }
@@ -207,7 +284,9 @@ void attention(const OpContext& ctx, const AttentionInputs& in, const AttentionO
   const bool decodes = static_cast<bool>(in.q) && in.q.dims() == 4 &&
                        in.q.size(1) <= kernels::kFewQueriesOfCpus && options.dropout == 0 &&
                        !options.segments;
-  AttentionProblem p = make_problem(op, in.q, in.k, in.v, in.key_mask, options, decodes);
+  const bool is_coded = static_cast<bool>(in.k_scales);
+  AttentionProblem p = make_problem(op, in, options, decodes, is_coded);
+  if (is_coded) check_codes(op, in, options);
   if (options.past) check_past(op, options.past, p);
   if (options.blocks) add_blocks(op, options.blocks, in.k.size(1), p);
   check_heads(op, to.out, "out", in.q.dtype(), result_shape(p));
@@ -215,11 +294,14 @@ void attention(const OpContext& ctx, const AttentionInputs& in, const AttentionO
   if (to.out.elements() == 0) return;
   if (fills_up(ctx, in)) return attention_of_equal_heads(ctx, in, options, to);
   float* lse_data = to.lse ? to.lse.data<float>() : nullptr;
-  const bool each = p.past != nullptr && ctx.device->kind() == DeviceKind::kCpu &&
+  const bool each = (p.past != nullptr || is_coded) && ctx.device->kind() == DeviceKind::kCpu &&
                     p.queries > kernels::kFewQueriesOfCpus;
+  const CodedInputs rows = is_coded ? coded_inputs(p, in, options.blocks) : CodedInputs();
+  const CodedInputs* const coded = is_coded ? &rows : nullptr;
   with_float_type(in.q, [&](auto type) {
     using T = decltype(type);
-    each ? forward_each<T>(ctx, p, in, to.out, lse_data) : forward<T>(ctx, p, in, to.out, lse_data);
+    each ? forward_each<T>(ctx, p, in, to.out, lse_data, coded)
+         : forward<T>(ctx, p, in, to.out, lse_data, coded);
   });
 }
 
@@ -228,7 +310,8 @@ void attention_backward(const OpContext& ctx, const AttentionInputs& in,
                         const Tensor& dout, const AttentionGradients& gradients) {
   const Op op{ctx, "attention"};
   DS_CHECK(!options.blocks, Code::kInternal, op, ": keys in blocks have no backward");
-  const AttentionProblem p = make_problem(op, in.q, in.k, in.v, in.key_mask, options);
+  DS_CHECK(!in.k_scales, Code::kInternal, op, ": keys in codes have no backward");
+  const AttentionProblem p = make_problem(op, in, options);
   check_heads(op, dout, "dout", in.q.dtype(), result_shape(p));
   check_heads(op, made.out, "out", in.q.dtype(), result_shape(p));
   check_lse(op, made.lse, p);

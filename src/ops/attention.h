@@ -40,6 +40,11 @@ inline constexpr int64_t kMostQueriesBehindPast = 16;
 struct AttentionInputs {
   Tensor q, k, v;
   Tensor key_mask = {};  // uint8 [B, Tk], 1 = may be seen, or empty
+  // On a CPU, forward, without dropout and segments, k and v may be int8 codes
+  // (kernels/attention/token_codes.h) with these scales, fp32 [B, Tk, Hkv] in which the tokens of a
+  // head lie side by side; in blocks they are of one. More than 4 queries see the codes' numbers
+  // rounded to the type of q. Else empty.
+  Tensor k_scales = {}, v_scales = {};
 };
 struct AttentionOutputs {
   Tensor out;       // [B, Tq, H, V] in the type of q

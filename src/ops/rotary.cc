@@ -1,14 +1,15 @@
 // Checks and launches of the rotary embedding.
 #include "ops/rotary.h"
 
+#include "kernels/attention/token_codes.h"
 #include "kernels/rotary/rotary.h"
 #include "ops/checks.h"
 
 namespace ds::ops {
 namespace {
 
-void check_heads(const Tensor& tensor, const Op& op, const char* name) {
-  check_float_type(tensor, op, name);
+void check_heads(const Tensor& tensor, const Op& op, const char* name, bool codes = false) {
+  if (!codes) check_float_type(tensor, op, name);
   check_place(tensor, op, name);
   DS_CHECK(tensor.dims() == 4, Code::kInvalidArgument, op, ": ", name, " of shape ",
            tensor.shape().text(), " must be [batch, tokens, heads, head size]");
@@ -38,19 +39,35 @@ void check_angles(const Op& op, const Tensor& x, const RotaryAngles& angles) {
 
 void check_like(const Op& op, const Tensor& tensor, const char* name, DType dtype,
                 const Shape& shape) {
-  check_heads(tensor, op, name);
+  check_heads(tensor, op, name, dtype == DType::kInt8);
   DS_CHECK(tensor.dtype() == dtype && tensor.shape() == shape, Code::kInvalidArgument, op, ": ",
            name, " must be ", dtype_name(dtype), " of shape ", shape.text(), ", not ",
            dtype_name(tensor.dtype()), " of shape ", tensor.shape().text());
 }
 
+// Of a cache: numbers of the type of new ones, or codes with their scales.
+void check_rows(const Op& op, const Tensor& rows, const char* name, const CacheRows& to,
+                DType dtype, const Shape& shape) {
+  if (!to.coded()) return check_like(op, rows, name, dtype, shape);
+  check_like(op, rows, name, DType::kInt8, shape);
+  for (const Tensor& scales : {to.key_scales, to.value_scales}) {
+    check_tensor(scales, "scales of the cache", DType::kFloat32, {shape[0], shape[1], shape[2]});
+    check_place(scales, op, "scales of the cache");
+  }
+}
+
 void check_cache(const Op& op, const Tensor& k, bool with_values, const CacheRows& to) {
-  check_heads(to.keys, op, "keys");
+  check_heads(to.keys, op, "keys", to.coded());
   const int64_t block_tokens = to.keys.size(1), capacity = to.capacity();
   const Shape shape{to.blocks ? 1 : k.size(0), block_tokens, k.size(2), k.size(3)};
-  check_like(op, to.keys, "keys", k.dtype(), shape);
-  if (with_values) check_like(op, to.values, "values", k.dtype(), shape);
+  check_rows(op, to.keys, "keys", to, k.dtype(), shape);
+  if (with_values) check_rows(op, to.values, "values", to, k.dtype(), shape);
   if (to.blocks) check_blocks(op, to.blocks, k.size(0), block_tokens);
+  if (to.coded()) {
+    DS_CHECK(with_values && op.ctx.device->kind() == DeviceKind::kCpu, Code::kUnsupported, op,
+             ": a cache of codes has keys and values, and lies in the memory of a CPU");
+    if (to.blocks) check_scale_blocks(op, to.blocks);
+  }
   if (to.past_memory) {
     check_dense(to.past_memory, op, "past_memory", DType::kInt32, {k.size(0)});
     if (op.ctx.device->kind() != DeviceKind::kCpu) return;
@@ -74,6 +91,30 @@ kernels::RotaryView<T> view(const Tensor& tensor) {
 }
 
 }  // namespace
+
+// New tokens to where codes lie.
+template <class T>
+void append_codes(const OpContext& ctx, const Tensor& x, const CacheRows& to, bool values) {
+  const Tensor& codes = values ? to.values : to.keys;
+  const Tensor& scales = values ? to.value_scales : to.key_scales;
+  kernels::TokenCodes<T> call;
+  call.batch = x.size(0);
+  call.tokens = x.size(1);
+  call.heads = x.size(2);
+  call.size = x.size(3);
+  call.x = {x.data<T>(), x.stride(0), x.stride(1), x.stride(2)};
+  call.to.codes = {codes.data<int8_t>(), codes.stride(0), codes.stride(1), codes.stride(2)};
+  call.to.scales = {scales.data<float>(), scales.stride(0), scales.stride(1), scales.stride(2)};
+  if (to.blocks) {
+    const TokenBlocks& tables = to.blocks;
+    call.to.blocks = table_of(values ? tables.values : tables.keys, codes.size(1));
+    call.to.scale_blocks =
+        table_of(values ? tables.value_scales : tables.key_scales, codes.size(1));
+  }
+  call.past = to.past;
+  if (to.past_memory) call.past_of_each = to.past_memory.data<int32_t>();
+  kernels::quantize_tokens(call, *ctx.pool);
+}
 
 void rotary(const OpContext& ctx, const Tensor& x, const Tensor& position_ids, const Tensor& cos,
             const Tensor& sin, const RotaryOptions& options, Tensor& y) {
@@ -120,6 +161,19 @@ void rotary_append(const OpContext& ctx, Tensor& q, const Tensor& k, const Tenso
   if (angles.cos) check_angles(op, q, angles);
   DS_CHECK(!options.inverse, Code::kInvalidArgument, op, ": keys of a cache turn forward only");
   if (k.elements() == 0) return;
+  if (to.coded()) {
+    Tensor turned = k;
+    if (angles.cos) {
+      turned = ctx.workspace(k.dtype(), k.shape());
+      rotary(ctx, q, angles.position_ids, angles.cos, angles.sin, options, q);
+      rotary(ctx, k, angles.position_ids, angles.cos, angles.sin, options, turned);
+    }
+    if (!ctx.device->computes()) return;
+    return with_float_type(q, [&](auto type) {
+      append_codes<decltype(type)>(ctx, turned, to, false);
+      append_codes<decltype(type)>(ctx, v, to, true);
+    });
+  }
   with_float_type(q, [&](auto type) {
     using T = decltype(type);
     kernels::RotaryAppend<T> call;

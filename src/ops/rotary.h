@@ -28,7 +28,11 @@ struct CacheRows {
   // instead of `past`. Then a GPU leaves out tokens beyond the capacity.
   Tensor past_memory = {};
   TokenBlocks blocks = {};  // for a CPU
+  // For a CPU, where keys and values are int8 codes (kernels/attention/token_codes.h): fp32
+  // [B, capacity, Hkv], or of a block; tokens of a head lie side by side. Else empty.
+  Tensor key_scales = {}, value_scales = {};
 
+  bool coded() const { return static_cast<bool>(key_scales); }
   int64_t capacity() const { return blocks ? blocks.room : keys.size(1); }
 };
 // Positions of new tokens; without tables nothing turns.
@@ -38,6 +42,7 @@ struct RotaryAngles {
 // What decoding does with new queries q [B, T, H, D], keys and values [B, T, Hkv, D]: q turns in
 // place, keys go rotated to the cache, values as they are. The bits are those of rotary() and
 // copies; on a GPU it is one launch. On a CPU v may be empty: values are channels of the keys.
+// Codes are those of the rotated keys and of the values, rounded to nearest.
 void rotary_append(const OpContext& ctx, Tensor& q, const Tensor& k, const Tensor& v,
                    const RotaryAngles& angles, const RotaryOptions& options, const CacheRows& to);
 

@@ -21,6 +21,13 @@ void check_blocks(const Op& op, const TokenBlocks& blocks, int64_t batch, int64_
            " tokens have no room for ", blocks.room);
 }
 
+void check_scale_blocks(const Op& op, const TokenBlocks& blocks) {
+  check_dense(blocks.key_scales, op, "blocks of scales of keys", DType::kInt64,
+              blocks.keys.shape());
+  check_dense(blocks.value_scales, op, "blocks of scales of values", DType::kInt64,
+              blocks.keys.shape());
+}
+
 void check_tokens(const Op& op, const TokenBlocks& blocks, int64_t b, int64_t count,
                   int64_t tokens) {
   const int64_t first = b * blocks.keys.size(1);

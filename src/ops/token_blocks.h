@@ -15,11 +15,14 @@ struct TokenBlocks {
   // sequence b is row t % tokens of block t / tokens. Empty: the cache is one piece.
   Tensor keys, values;
   int64_t room = 0;  // tokens of a sequence that may be read or written
+  // Of codes, as above: where the scales of each block begin.
+  Tensor key_scales = {}, value_scales = {};
 
   explicit operator bool() const { return static_cast<bool>(keys); }
   // Of one sequence, with room for so many.
   TokenBlocks of(int64_t b, int64_t tokens) const {
-    return {keys.slice(0, b, b + 1), values.slice(0, b, b + 1), tokens};
+    const auto row = [b](const Tensor& table) { return table ? table.slice(0, b, b + 1) : table; };
+    return {row(keys), row(values), tokens, row(key_scales), row(value_scales)};
   }
 };
 
@@ -27,6 +30,8 @@ struct TokenBlocks {
 kernels::TokenBlocks table_of(const Tensor& blocks, int64_t tokens);
 // Throws unless the tables belong to `batch` sequences and cover the room.
 void check_blocks(const Op& op, const TokenBlocks& blocks, int64_t batch, int64_t tokens);
+// Throws unless the tables of scales are of the shape of the others.
+void check_scale_blocks(const Op& op, const TokenBlocks& blocks);
 // Throws unless the first `count` tokens of a sequence have blocks.
 void check_tokens(const Op& op, const TokenBlocks& blocks, int64_t b, int64_t count,
                   int64_t tokens);

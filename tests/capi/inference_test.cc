@@ -124,6 +124,8 @@ TEST_F(CapiInference, HostileOptionsAreRefusedByName) {
       {R"({"kv_block_tokens": 1.5})", DS_ERR_CONFIG, "/kv_block_tokens"},
       {R"({"kv_block_tokens": 1e9})", DS_ERR_CONFIG, "/kv_block_tokens"},
       {R"({"kv_pool_tokens": 64})", DS_ERR_CONFIG, "needs kv_block_tokens"},
+      {R"({"kv_cache": "int4"})", DS_ERR_CONFIG, "must be auto (as the model computes) or int8"},
+      {R"({"kv_cache": 8})", DS_ERR_CONFIG, "/kv_cache"},
       {R"({"kv_block_tokens": 16, "kv_pool_tokens": 15})", DS_ERR_CONFIG,
        "at least kv_block_tokens, 16"},
       {"[]", DS_ERR_CONFIG, "object"},
@@ -292,6 +294,44 @@ TEST_F(CapiInference, KeysAndValuesInBlocks) {
   EXPECT_THAT(ds_last_error_message(), HasSubstr("a larger kv_pool_tokens makes room"));
   EXPECT_GE(begun.ids.size(), 4U);
   EXPECT_LT(begun.ids.size(), 12U);
+}
+
+// Keys and values in codes: less memory, and the same text with blocks of any size.
+TEST_F(CapiInference, KeysAndValuesInCodes) {
+  ds_generate_options options = DS_GENERATE_OPTIONS_INIT;
+  options.max_tokens = 12;
+  options.temperature = 1;
+  options.seed = 7;
+  struct Text {
+    std::vector<int32_t> ids;
+    int64_t bytes = 0;  // of keys and values at the last token
+  };
+  const auto generate = [&](const std::string& form) {
+    ds_generator* const generator = prepare(world_.model, form.c_str());
+    Text text;
+    ds_tensor* out = nullptr;
+    const auto on_token = [](void* data, int32_t id) -> int32_t {
+      static_cast<Text*>(data)->ids.push_back(id);
+      static_cast<Text*>(data)->bytes = cache_bytes();
+      return 0;
+    };
+    EXPECT_DS_OK(ds_generator_generate(generator, world_.list, &options, on_token, &text, &out));
+    ds_tensor_destroy(out);
+    ds_generator_destroy(generator);
+    EXPECT_EQ(cache_bytes(), 0);
+    return text;
+  };
+  for (const std::string weights : {"", R"(, "weights": "bf16")", R"(, "weights": "int8")"}) {
+    const Text whole = generate(R"({"kv_cache": "auto")" + weights + "}");
+    const Text coded = generate(R"({"kv_cache": "int8")" + weights + "}");
+    ASSERT_EQ(coded.ids.size(), 12U);
+    EXPECT_LT(coded.bytes, whole.bytes);
+    for (const int size : {1, 64}) {
+      const std::string blocks = ds::str_cat(R"(, "kv_block_tokens": )", size);
+      EXPECT_EQ(generate(R"({"kv_cache": "int8")" + blocks + weights + "}").ids, coded.ids)
+          << weights << ", blocks of " << size;
+    }
+  }
 }
 
 // Another thread ends a generation before its next token.

@@ -114,6 +114,18 @@ class Generate(OneCheckpoint):
         self.assertIn("needs kv_block_tokens", done.error)
         self.generate(*options, "--kv-block-tokens", -1, status=2)
 
+    def test_keys_and_values_in_codes(self):
+        options = ["--prompt", "The ", "--max-tokens", 20, "--temperature", 1, "--seed", 3,
+                   "--ignore-end", "--stats", "--weights", "bf16"]
+        kept = {}
+        for cache in ("auto", "int8"):
+            done = self.generate(*options, "--kv-cache", cache)
+            kept[cache] = re.search(r"keys and values in ([\d.]+ \w+) at most", done.error)[1]
+        self.assertNotEqual(kept["auto"], kept["int8"])
+        blocks = self.generate(*options, "--kv-cache", "int8", "--kv-block-tokens", 4)
+        self.assertEqual(blocks.stdout, done.stdout)
+        self.assertIn("--kv-cache", self.generate(*options, "--kv-cache", "int4", status=2).error)
+
     def test_empty_prompt(self):
         self.assertIn("prompt is empty", self.generate("--prompt", "", status=1).error)
 

@@ -158,7 +158,7 @@ TEST_P(BlockCache, TextsAreTheSameAndTakeLess) {
       options.max_tokens = 120;
       options.sampling.temperature = 0.9;
       options.seed = seed_;
-      options.kv = kv;
+      options.kv.blocks = kv;
       std::vector<int32_t> seen;
       model->device()->account().reset_peaks();
       const auto stop_after = [&](int32_t token) {

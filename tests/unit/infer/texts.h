@@ -48,10 +48,11 @@ inline constexpr Family kFamilies[] = {
 class Texts {
  public:
   // In one piece.
-  Texts(models::Model& model, int64_t batch)
+  Texts(models::Model& model, int64_t batch) : Texts(model, batch, model.reader().compute_type()) {}
+  // `dtype` of the cache: kInt8 for codes.
+  Texts(models::Model& model, int64_t batch, DType dtype)
       : model_(model),
-        cache_(model.device(), model.architecture().info(), batch, kCapacity,
-               model.reader().compute_type()) {}
+        cache_(model.device(), model.architecture().info(), batch, kCapacity, dtype) {}
   // In blocks.
   Texts(models::Model& model, int64_t batch, const std::shared_ptr<KvBlockPool>& pool)
       : model_(model), cache_(pool, batch, kCapacity) {}
@@ -60,6 +61,11 @@ class Texts {
 
   // Feeds as many tokens to every sequence; fp32 logits [B][tokens * V].
   std::vector<std::vector<float>> feed(const std::vector<std::vector<int32_t>>& ids) {
+    return feed(ids, cache_);
+  }
+  // The same through a state in front of the cache.
+  std::vector<std::vector<float>> feed(const std::vector<std::vector<int32_t>>& ids,
+                                       nn::AttentionState& state) {
     const OpContext ctx = model_.context();
     const auto count = static_cast<int64_t>(ids.front().size());
     models::Batch batch;
@@ -75,7 +81,7 @@ class Texts {
     }
     nn::Tape tape(ctx, model_.reader(), nullptr, inference_options());
     models::ForwardOptions options;
-    options.state = &cache_;
+    options.state = &state;
     const Tensor logits = to_fp32(ctx, model_.architecture().logits(tape, batch, options).data);
     std::vector<std::vector<float>> out;
     for (int64_t b = 0; b < logits.size(0); ++b) {

@@ -1,5 +1,5 @@
-// Adam with 8-bit states has a loop of its own for blocks that lie in one piece. Cut in the middle of every
-// block, so that the general stages take all of it, the same update gives the same bits.
+// Adam with 8-bit states has a loop of its own for blocks that lie in one piece. Cut in the middle
+// of every block, so that the general stages take all of it, the same update gives the same bits.
 #include <gtest/gtest.h>
 
 #include "kernels/simd_targets.h"  // before Highway: which targets there are
@@ -56,8 +56,8 @@ struct Arrays {
     UpdateArrays a;
     a.n = static_cast<int64_t>(grad.size());
     a.grad_kind = gradient;
-    a.grad = gradient == NumberKind::kFp32 ? static_cast<const void*>(grad.data())
-                                           : narrow_grad.data();
+    a.grad =
+        gradient == NumberKind::kFp32 ? static_cast<const void*>(grad.data()) : narrow_grad.data();
     if (masters == Masters::kSplit) {
       a.weight = weight.data();
       a.low = low.data();
@@ -138,19 +138,19 @@ TEST_P(CodedUpdate, HasTheBitsOfTheStages) {
 
 std::string name_of(const ::testing::TestParamInfo<Case>& info) {
   const auto [target, masters, gradient] = info.param;
-  const char* kind = masters == Masters::kFp32 ? "Fp32" : masters == Masters::kSplit ? "Split"
-                                                                                     : "Copied";
+  const char* kind = masters == Masters::kFp32    ? "Fp32"
+                     : masters == Masters::kSplit ? "Split"
+                                                  : "Copied";
   return str_cat(hwy::TargetName(target), kind, gradient == NumberKind::kFp32 ? "Fp32" : "Bf16",
                  "Gradient");
 }
 
-INSTANTIATE_TEST_SUITE_P(Targets, CodedUpdate,
-                         ::testing::Combine(::testing::ValuesIn(hwy::SupportedAndGeneratedTargets()),
-                                            ::testing::Values(Masters::kFp32, Masters::kCopied,
-                                                              Masters::kSplit),
-                                            ::testing::Values(NumberKind::kFp32,
-                                                              NumberKind::kBf16)),
-                         name_of);
+INSTANTIATE_TEST_SUITE_P(
+    Targets, CodedUpdate,
+    ::testing::Combine(::testing::ValuesIn(hwy::SupportedAndGeneratedTargets()),
+                       ::testing::Values(Masters::kFp32, Masters::kCopied, Masters::kSplit),
+                       ::testing::Values(NumberKind::kFp32, NumberKind::kBf16)),
+    name_of);
 
 }  // namespace
 }  // namespace ds::kernels

@@ -41,7 +41,8 @@ class Generator(Handle):
     Without `weights` it runs the model's own weights as they are at each call, also between the steps of
     an engine. `weights` "fp32", "bf16", "int8" or "int4" makes a prepared copy, which needs the model no
     longer; `group_size`, `symmetric`, `threads`, `int8_activations` and `offload_param` belong to those.
-    `kv_block_tokens` keeps keys and values in blocks, which hold `kv_pool_tokens` at most (docs/inference.md).
+    `kv_block_tokens` keeps keys and values in blocks, which hold `kv_pool_tokens` at most;
+    `kv_cache` "int8" keeps them as 8-bit codes (docs/inference.md).
 
     With `comm` the ranks of a group share the model's experts, each with a prepared copy of its part ("fp32"
     unless `weights` says another form): every rank makes the generator and each of its calls, with texts of
@@ -62,6 +63,7 @@ class Generator(Handle):
         offload_param: Optional[Mapping[str, Any]] = None,
         kv_block_tokens: Optional[int] = None,
         kv_pool_tokens: Optional[int] = None,
+        kv_cache: Optional[str] = None,
         comm: Optional[Comm] = None,
         expert_parallel: Optional[Mapping[str, Any]] = None,
         tokenizer: Optional[Tokenizer] = None,
@@ -75,6 +77,7 @@ class Generator(Handle):
             offload_param=offload_param,
             kv_block_tokens=kv_block_tokens,
             kv_pool_tokens=kv_pool_tokens,
+            kv_cache=kv_cache,
             expert_parallel=expert_parallel,
         )
         if comm is None:

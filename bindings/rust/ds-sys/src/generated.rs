@@ -2888,14 +2888,18 @@ extern "C" {
     #[doc = "     block of the key-value cache, of a model on the CPU: blocks are taken as a text grows (Kwon"]
     #[doc = "     et al., arXiv:2309.06180), 0 = one piece for the longest text that the call may make;"]
     #[doc = "     \"kv_pool_tokens\": 0, tokens that the blocks of a call hold at most, rounded down to whole"]
-    #[doc = "     blocks, 0 = any number. The text is the same, bit for bit."]
+    #[doc = "     blocks, 0 = any number. The text is the same, bit for bit. \"kv_cache\": \"auto\", keys and"]
+    #[doc = "     values in the type that the model computes in; \"int8\", of a model on the CPU without latent"]
+    #[doc = "     attention: as 8-bit codes with a scale in fp32 for each token and head, which a number is off"]
+    #[doc = "     by half of at most, so that texts differ from those of \"auto\"."]
     #[doc = " @param out_generator  keeps the model alive while it runs the model's own weights"]
     #[doc = " While an engine trains the model and its ranks share experts (expert_parallel), every rank makes"]
     #[doc = " the calls that run the model's own weights, each with texts of its own."]
     #[doc = " Errors: DS_ERR_CONFIG, DS_ERR_INVALID_ARGUMENT (weights that are not finite), DS_ERR_IO (the"]
     #[doc = " file), DS_ERR_STATE, DS_ERR_UNSUPPORTED (own parameters; weights spread over processes in a"]
-    #[doc = " prepared form, which every process would have to make: copy the model first; kv_block_tokens of a"]
-    #[doc = " model on a GPU, for the model's own weights when they run). Since: 0.5."]
+    #[doc = " prepared form, which every process would have to make: copy the model first; kv_block_tokens and"]
+    #[doc = " kv_cache \"int8\" of a model on a GPU, and \"int8\" with latent attention, for the model's own"]
+    #[doc = " weights when they run). Since: 0.5."]
     pub fn ds_generator_create(
         model: *mut ds_model,
         options_json: *const ::std::os::raw::c_char,
@@ -3434,7 +3438,8 @@ extern "C" {
     #[doc = " Text beyond the model's positions goes on from its last half alone, with a warning in the log."]
     #[doc = " Errors: DS_ERR_CALLBACK, DS_ERR_ABORTED (ds_generator_interrupt), DS_ERR_STATE (an engine trains"]
     #[doc = " the model at this moment), DS_ERR_OUT_OF_MEMORY (also kv_pool_tokens, when `on_token` has had the"]
-    #[doc = " tokens before), DS_ERR_UNSUPPORTED (kv_block_tokens on a GPU). Since: 0.5."]
+    #[doc = " tokens before), DS_ERR_UNSUPPORTED (kv_block_tokens and kv_cache on a GPU; kv_cache \"int8\""]
+    #[doc = " with latent attention). Since: 0.5."]
     pub fn ds_generator_generate(
         generator: *mut ds_generator,
         prompt: *const ds_tensor,
