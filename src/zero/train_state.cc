@@ -1,6 +1,7 @@
 #include "zero/train_state.h"
 
 #include "base/log.h"
+#include "base/system_errors.h"
 #include "base/system_memory.h"
 #include "base/text.h"
 #include "ops/elementwise.h"
@@ -126,11 +127,6 @@ void check_room_for_masters(const StateArrays& arrays, const Masters& masters) {
            format_bytes(needed), " of memory would be needed when training ends, and ",
            format_bytes(there),
            " are free. They can still be exported, saved and read until the model ends");
-}
-
-// Not what a check of arguments says, which comes before anything is written.
-bool from_system(Code code) {
-  return code == Code::kIo || code == Code::kCorrupt || code == Code::kOutOfMemory;
 }
 
 }  // namespace
