@@ -75,7 +75,7 @@ void Engine::make_parts() {
   model.host()->use_threads(run_->pool.threads());
   check_memory(*run_);
   set_up_state(*run_);
-  end_group_on_io_error(run_->world(), [this] {
+  end_group_on_system_error(run_->world(), [this] {
     updater_ = std::make_unique<Updater>(run_->config, *run_->state, updates_ahead(*run_));
   });
   run_->state->arrays().undo_ahead = [this] { updater_->undo_ahead(); };
