@@ -575,7 +575,8 @@ TEST(StoredStateFaults, ValuesThatCannotBeWrittenMarkTheModelAndALoadGoesOn) {
 // Gradients that cannot be written, whoever asked for it, take the open step with them: no part of
 // them is in a step that comes later, and the next step is as if nothing had been tried.
 TEST(StoredStateFaults, GradientsThatCannotBeWrittenGiveTheStepUp) {
-  const Job memory{1, zero_config(0, Json::object(), {{"gradient_accumulation_steps", 2}})};
+  const Job memory{1, zero_config(0, Json::object(),
+                                  {{"gradient_accumulation_steps", 2}, {"scheduler", nullptr}})};
   const auto plain = make_rank_engine(memory, nullptr);
   for (int i = 0; i < 2; ++i) plain->train_batch();
   const std::string name = "h.1.mlp.c_fc.weight";
@@ -628,9 +629,10 @@ TEST(StoredStateFaults, GradientsThatCannotBeWrittenGiveTheStepUp) {
 // Each time that a batch reads gradients: before the update begins the weights are as they were,
 // and the batch can be had again.
 TEST(StoredStateFaults, GradientsThatCannotBeReadGiveTheStepUpOrEndTheUpdate) {
-  const Job memory{1,
-                   zero_config(0, Json::object(),
-                               {{"gradient_accumulation_steps", 2}, {"gradient_clipping", 0.01}})};
+  const Job memory{1, zero_config(0, Json::object(),
+                                  {{"gradient_accumulation_steps", 2},
+                                   {"gradient_clipping", 0.01},
+                                   {"scheduler", nullptr}})};
   const auto plain = make_rank_engine(memory, nullptr);
   for (int i = 0; i < 2; ++i) plain->train_batch();
   Job job = memory;
