@@ -50,6 +50,11 @@ std::byte* BulkRead::place_of(uint64_t begin, const BlobPart& part, uint64_t* en
   return place;
 }
 
+// A buffer counts as a whole, however little is read into it.
+uint64_t BulkRead::held(const Block& block) const {
+  return block.buffer ? static_cast<uint64_t>(buffers_.buffer_bytes()) : block.end - block.begin;
+}
+
 bool BulkRead::start_next() {
   while (part_ < parts_.size() && parts_[part_].end() <= at_) ++part_;
   if (part_ == parts_.size()) return false;
@@ -76,7 +81,7 @@ bool BulkRead::start_next() {
   const std::span<std::byte> target(block.data, bytes);
   blocks_.push_back(std::move(block));
   blocks_.back().ticket = queue_.read(file_, static_cast<int64_t>(blocks_.back().begin), target);
-  on_way_ += bytes;
+  on_way_ += held(blocks_.back());
   return true;
 }
 
@@ -144,7 +149,7 @@ void BulkRead::run(std::span<const BlobPart> parts,
     queue_.wait(blocks_.front().ticket);
     Block block = std::move(blocks_.front());
     blocks_.pop_front();
-    on_way_ -= block.end - block.begin;
+    on_way_ -= held(block);
     const bool go_on = finish(block, on_damage);
     buffers_.give(std::move(block.buffer));
     if (!go_on) return;

@@ -61,6 +61,7 @@ class BulkRead {
   };
   uint64_t chunk_end(uint64_t begin) const;
   std::byte* place_of(uint64_t begin, const BlobPart& part, uint64_t* end) const;
+  uint64_t held(const Block& block) const;
   bool start_next();
   bool finish(const Block& block, const std::function<bool(uint64_t)>& on_damage);
   template <class Fn>
@@ -75,7 +76,7 @@ class BulkRead {
   std::span<const BlobPart> parts_;
   size_t part_ = 0;      // the first part that is not wholly asked for
   uint64_t at_ = 0;      // what lies before is asked for
-  uint64_t on_way_ = 0;  // bytes of blocks_
+  uint64_t on_way_ = 0;  // bytes that blocks_ hold
   std::deque<Block> blocks_;
   std::vector<char> good_;  // chunks of the block at hand
   io::Queue queue_;         // goes before the memory and the file it uses

@@ -21,7 +21,9 @@ inline constexpr const char* kManifestFile = "manifest.dsm";
 inline constexpr int64_t kBlobAlignment = 64;
 inline constexpr int64_t kLargeBlobAlignment = 4096;  // from kLargeItemBytes: fits direct I/O
 inline constexpr int64_t kLargeItemBytes = int64_t{64} << 10;
-inline constexpr int64_t kDefaultChunkBytes = int64_t{1} << 20;
+// A rank that wants a piece of a tensor reads and checks the chunks that the piece lies in; smaller
+// ones would not be read in less time.
+inline constexpr int64_t kDefaultChunkBytes = int64_t{256} << 10;
 inline constexpr int64_t kMinChunkBytes = 64;
 inline constexpr int64_t kMaxChunkBytes = int64_t{64} << 20;
 

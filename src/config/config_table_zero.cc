@@ -20,10 +20,10 @@ Key size(const char* name, int64_t value, const char* description) {
 KeyTable offload_param_table() {
   using Offload = ZeroConfig::ParamOffload;
   return table(
-             "Where weights rest between uses. Stage 3 only. cpu: in the host's memory, where "
-             "those "
-             "of a model on the CPU are anyway. nvme: in files, of a model on the CPU; "
-             "docs/training.md.",
+             "Where weights rest between uses. Stage 3 only. cpu: in the host's memory, from where "
+             "a GPU gets those that it uses; those of a model on the CPU are there anyway. nvme: "
+             "in "
+             "files, of a model on the CPU; docs/training.md.",
              {
                  choice("device", {"none", "cpu", "nvme"}, "none",
                         "Place; below stage 3 it has no effect.")

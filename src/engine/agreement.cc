@@ -50,8 +50,8 @@ void agree(const OpContext& ctx, Communicator& comm, std::string_view what,
   comm.broadcast(code, rank, {.label = what, .blocking = true})->wait();
   const std::string text =
       broadcast_text(ctx, comm, failure ? std::string_view(failure->message()) : "", rank);
-  if (rank == comm.rank()) throw *failure;
-  throw Error(
+  if (rank == comm.rank()) throw AgreedError(failure->code(), failure->message());
+  throw AgreedError(
       static_cast<Code>(*code.data<int32_t>()),
       str_cat(what, " failed on rank ", rank, ": ", comm::peer_text(text, size_t{1} << 16)));
 }

@@ -6,11 +6,18 @@
 #include <string_view>
 #include <vector>
 
+#include "base/system_errors.h"
 #include "comm/communicator.h"
 #include "engine/call_control.h"
 #include "ops/context.h"
 
 namespace ds {
+
+// What every rank throws: the group goes on.
+class AgreedError : public Error {
+ public:
+  using Error::Error;
+};
 
 // Collective: runs `body`, which may hold collectives only where every rank reaches them, and
 // returns when it succeeded everywhere. Where it failed, every rank throws the error of the first
@@ -38,6 +45,23 @@ void end_group_on_io_error(Communicator& comm, const Body& body) {
     body();
   } catch (const Error& error) {
     if (error.code() == Code::kIo || error.code() == Code::kCorrupt) end_group(comm, error);
+    throw;
+  }
+}
+
+// The same for all that the system refuses one rank while ranks make what they share, memory among
+// it; what they have agreed on ends nothing.
+template <class Body>
+void end_group_on_system_error(Communicator& comm, const Body& body) {
+  try {
+    body();
+  } catch (const AgreedError&) {
+    throw;
+  } catch (const Error& error) {
+    if (from_system(error.code())) end_group(comm, error);
+    throw;
+  } catch (const std::bad_alloc&) {
+    end_group(comm, Error(Code::kOutOfMemory, "no memory"));
     throw;
   }
 }

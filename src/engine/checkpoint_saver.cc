@@ -22,6 +22,7 @@
 #include "engine/run_context.h"
 #include "engine/saved_names.h"
 #include "engine/saved_step.h"
+#include "engine/step_guard.h"
 #include "engine/updater.h"
 #include "engine/version.h"
 #include "tensor/transfer.h"
@@ -72,6 +73,7 @@ CheckpointSaver::CheckpointSaver(const CheckpointedRun& of)
       feed_(of.feed),
       caller_(of.caller),
       control_(of.control),
+      guard_(of.guard),
       run_id_(make_run_id()) {
   if (run_.config.checkpoint.decoupled) {
     background_ = std::make_unique<BackgroundSave>(&run_.model->host()->account());
@@ -128,7 +130,6 @@ void CheckpointSaver::save(const std::string& folder, const std::string& tag) {
   wait();
   const models::Model::Use use(*run_.model);
   const OpContext ctx = run_.context();
-  zero::TrainState& state = *run_.state;
 
   const std::string name = agreed_tag(tag);
   const std::vector<StepShare> shares = gather_step_shares(run_, open_);
@@ -148,10 +149,7 @@ void CheckpointSaver::save(const std::string& folder, const std::string& tag) {
   });
   const std::string temporary =
       broadcast_text(ctx, run_.world(), first ? writer->temporary().string() : std::string());
-  end_group_on_io_error(run_.world(), [&] {
-    state.gradients().materialize(ctx);
-    state.gradients().reduce_replicas();
-  });
+  guard_.materialize();
   agree_on_fp8(run_);
   std::string others_part;
   std::optional<PartHandover> handover;

@@ -51,6 +51,7 @@ class CheckpointSaver {
   DataFeed& feed_;
   CallerState& caller_;
   CallControl& control_;
+  const StepGuard& guard_;
   std::string run_id_;            // of the checkpoints; a loaded run's goes on
   std::string checked_folder_;    // the last one that was searched for those of other runs
   bool saving_together_ = false;  // a save of several ranks may be under way

@@ -5,6 +5,7 @@ namespace ds {
 
 class CallControl;
 class DataFeed;
+class StepGuard;
 class Updater;
 struct CallerState;
 struct OpenStep;
@@ -17,6 +18,7 @@ struct CheckpointedRun {
   DataFeed& feed;
   CallerState& caller;
   CallControl& control;  // of the calls that save and load
+  const StepGuard& guard;
 };
 
 }  // namespace ds

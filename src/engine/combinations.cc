@@ -106,9 +106,26 @@ constexpr Combination kStart[] = {
     {kRefused, "zero_optimization.offload_optimizer.device nvme", "a model on a GPU",
      "its state lies there or in the host's memory so far", "use device cpu, or train on the CPU",
      [](const Situation& s) { return offloads(s) && s.config.zero.offload_optimizer->in_files(); }},
-    {kRefused, "zero_optimization.offload_param", "a model on a GPU", "weights rest there so far",
-     "leave it out, or train on the CPU",
-     [](const Situation& s) { return offloads_weights(s) && s.gpu(); }},
+    {kRefused, kOffloadWeights, "a model on a GPU",
+     "its weights rest there or in the host's memory so far", "use device cpu, or train on the CPU",
+     [](const Situation& s) {
+       return offloads_weights(s) && s.config.zero.offload_param->in_files() && s.gpu();
+     }},
+    {kRefused, "zero_optimization.offload_param", "a model on a GPU and no offload_optimizer",
+     "weights that rest on the host follow masters there",
+     "use offload_optimizer with device cpu, too, or leave it out",
+     [](const Situation& s) {
+       return offloads_weights(s) && s.gpu() && !s.config.zero.offload_optimizer;
+     }},
+    {kRefused, "zero_optimization.offload_param",
+     "a model on a GPU, and super_offload or zenflow.overlap_step",
+     "passes would read weights that the update beside them writes",
+     "leave offload_param out, or use false for the other",
+     [](const Situation& s) {
+       const auto& zenflow = s.config.zero.zenflow;
+       return offloads_weights(s) && s.gpu() &&
+              (super_offload(s) || (zenflow && zenflow->overlap_step));
+     }},
     {kRefused, "activation_checkpointing.nvme_checkpointing", "a model on a GPU",
      "inputs of segments wait there or in the host's memory so far",
      "use cpu_checkpointing, or train on the CPU",
@@ -195,6 +212,9 @@ constexpr Combination kStart[] = {
      "weights are gathered within the passes, and each gather is announced to the other ranks, "
      "counted and watched when the host queues it",
      "", stage_3},
+    {kWithoutEffect, kGraphs, "zero_optimization.offload_param",
+     "weights come from the host within the passes, as its order of them is known", "",
+     [](const Situation& s) { return s.gpu() && offloads_weights(s); }},
     {kWithoutEffect, kGraphs, "a program's own parameters", "the passes are the caller's", "",
      [](const Situation& s) { return s.own_parameters(); }},
     {kWithoutEffect, kGraphs, "heads for regression and several labels",

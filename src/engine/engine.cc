@@ -20,6 +20,7 @@
 #include "engine/rank_devices.h"
 #include "engine/run_context.h"
 #include "engine/state_setup.h"
+#include "engine/step_guard.h"
 #include "engine/step_observer.h"
 #include "engine/trainer.h"
 #include "engine/updater.h"
@@ -78,7 +79,7 @@ void Engine::make_parts() {
   model.host()->use_threads(run_->pool.threads());
   check_memory(*run_);
   set_up_state(*run_);
-  end_group_on_io_error(run_->world(), [this] {
+  end_group_on_system_error(run_->world(), [this] {
     updater_ = std::make_unique<Updater>(run_->config, *run_->state, updates_ahead(*run_));
   });
   run_->state->arrays().undo_ahead = [this] { updater_->undo_ahead(); };
@@ -93,12 +94,13 @@ void Engine::make_parts() {
     log_info("optimizer", decay);
   }
   scopes_ = std::make_unique<ParameterScopes>(*run_, *open_);
-  gradients_ = std::make_unique<ExternalGradients>(*run_, *open_, *scopes_);
-  values_ = std::make_unique<ParameterValues>(*run_, *open_, *scopes_, *updater_);
+  guard_ = std::make_unique<StepGuard>(*run_, [this] { trainer_->drop_open_step(); });
+  gradients_ = std::make_unique<ExternalGradients>(*run_, *open_, *scopes_, *guard_);
+  values_ = std::make_unique<ParameterValues>(*run_, *open_, *scopes_, *updater_, *guard_);
   hold_teacher(*run_);
   feed_ = std::make_unique<DataFeed>(*run_);
-  trainer_ = std::make_unique<Trainer>(*run_, *open_, *observer_, *scopes_, *updater_);
-  const CheckpointedRun saved{*run_, *open_, *updater_, *feed_, *caller_, control_};
+  trainer_ = std::make_unique<Trainer>(*run_, *open_, *observer_, *scopes_, *updater_, *guard_);
+  const CheckpointedRun saved{*run_, *open_, *updater_, *feed_, *caller_, control_, *guard_};
   saver_ = std::make_unique<CheckpointSaver>(saved);
   loader_ = std::make_unique<CheckpointLoader>(saved, *saver_, *scopes_);
   follow_ramp_up(run_->config, *open_);

@@ -29,6 +29,7 @@ class Dataset;
 class ExternalGradients;
 class ParameterScopes;
 class ParameterValues;
+class StepGuard;
 class StepObserver;
 class Trainer;
 class Updater;
@@ -114,6 +115,7 @@ class Engine {
   std::unique_ptr<RunContext> run_;
   std::shared_ptr<CommsLogger> comms_logger_;
   std::unique_ptr<OpenStep> open_;
+  std::unique_ptr<StepGuard> guard_;
   std::unique_ptr<CallerState> caller_;
   std::unique_ptr<StepObserver> observer_;
   std::unique_ptr<Updater> updater_;

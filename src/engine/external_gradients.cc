@@ -8,6 +8,7 @@
 #include "engine/open_step.h"
 #include "engine/parameter_scopes.h"
 #include "engine/run_context.h"
+#include "engine/step_guard.h"
 #include "ops/elementwise.h"
 #include "tensor/transfer.h"
 #include "zero/gradient_values.h"
@@ -94,7 +95,7 @@ void ExternalGradients::add_whole(std::span<const nn::ParamId> ids,
   sources.reserve(gradients.size());
   offsets.reserve(gradients.size());
   std::vector<bool> seen(static_cast<size_t>(run_.model->parameters().size()));
-  state.gradients().materialize(run_.context());
+  guard_.write([&] { state.gradients().materialize(run_.context()); });
   Tensor given = state.gradients().given();
   const auto flush = [&] {
     ops::accumulate_into(ctx, sources, offsets, 1.0f, given);
@@ -129,10 +130,12 @@ void ExternalGradients::set(const std::string& name, const Tensor& value) {
   const nn::ParamId id = run_.trainable(name);
   check_gradient(value, run_.model->parameters()[id]);
   open_.begin_clock();
-  reduce_open();
-  run_.state->gradients().materialize(run_.context());
-  run_.state->gradients().reduce_replicas();
-  zero::write_gradient(run_.context(), run_.state->gradients(), id, run_.operand(value));
+  guard_.write([&] {
+    reduce_open();
+    run_.state->gradients().materialize(run_.context());
+    run_.state->gradients().reduce_replicas();
+    zero::write_gradient(run_.context(), run_.state->gradients(), id, run_.operand(value));
+  });
   const Tensor* const read = &value;
   wait_for_readers({&read, 1});
   run_.state->gradients().marks().set_given(id);
@@ -148,9 +151,8 @@ void ExternalGradients::reduce_open() {
 Tensor ExternalGradients::get(const std::string& name) {
   const models::Model::Use use(*run_.model);
   const nn::ParamId id = run_.trainable(name);
-  reduce_open();
-  run_.state->gradients().materialize(run_.context());
-  run_.state->gradients().reduce_replicas();
+  guard_.run([this] { reduce_open(); });
+  guard_.materialize();
   return to_host(zero::read_gradient(run_.context(), run_.state->gradients(), id),
                  run_.model->host());
 }

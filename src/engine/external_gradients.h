@@ -12,16 +12,19 @@ namespace ds {
 
 struct OpenStep;
 class ParameterScopes;
+class StepGuard;
 struct RunContext;
 
 class ExternalGradients {
  public:
-  ExternalGradients(RunContext& run, OpenStep& open, ParameterScopes& scopes)
-      : run_(run), open_(open), scopes_(scopes) {}
+  ExternalGradients(RunContext& run, OpenStep& open, ParameterScopes& scopes,
+                    const StepGuard& guard)
+      : run_(run), open_(open), scopes_(scopes), guard_(guard) {}
 
   // fp32, bf16 or fp16, of the parameters' shapes, carrying the loss scale. `indices` number
   // parameters in the model's order; empty means 0, 1, 2, ...
   void add(std::span<const int64_t> indices, std::span<const Tensor* const> gradients);
+  // Where gradients lie in files and cannot be written, the open step is given up.
   void set(const std::string& name, const Tensor& value);
   // A copy of the whole gradient, in fp32.
   Tensor get(const std::string& name);
@@ -45,6 +48,7 @@ class ExternalGradients {
   RunContext& run_;
   OpenStep& open_;
   ParameterScopes& scopes_;
+  const StepGuard& guard_;
 };
 
 }  // namespace ds

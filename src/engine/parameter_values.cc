@@ -6,6 +6,7 @@
 #include "engine/open_step.h"
 #include "engine/parameter_scopes.h"
 #include "engine/run_context.h"
+#include "engine/step_guard.h"
 #include "engine/updater.h"
 #include "tensor/transfer.h"
 #include "zero/gradient_values.h"
@@ -35,7 +36,7 @@ Tensor ParameterValues::local(const std::string& name, const std::string& what) 
     return out;
   }
   if (what == kGradientValues) {
-    run_.state->gradients().materialize(ctx);
+    guard_.write([&] { run_.state->gradients().materialize(ctx); });
     Tensor values = run_.state->arrays().state_context(ctx).workspace(DType::kFloat32, {count});
     zero::read_owned_gradient(ctx, run_.state->gradients(), run_.trainable(name), values);
     copy_tensor(values, out);
@@ -99,8 +100,10 @@ void ParameterValues::set_local_gradient(const std::string& name, const Tensor& 
   const OpContext ctx = run_.context();
   zero::TrainState& state = *run_.state;
   open_.begin_clock();
-  state.gradients().materialize(ctx);
-  zero::write_owned_gradient(ctx, state.gradients(), run_.trainable(name), run_.operand(values));
+  guard_.write([&] {
+    state.gradients().materialize(ctx);
+    zero::write_owned_gradient(ctx, state.gradients(), run_.trainable(name), run_.operand(values));
+  });
   open_.phase = OpenStep::Phase::kBackwardDone;
 }
 

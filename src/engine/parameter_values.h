@@ -13,13 +13,15 @@ namespace ds {
 
 struct OpenStep;
 class ParameterScopes;
+class StepGuard;
 struct RunContext;
 class Updater;
 
 class ParameterValues {
  public:
-  ParameterValues(RunContext& run, OpenStep& open, const ParameterScopes& scopes, Updater& updater)
-      : run_(run), open_(open), scopes_(scopes), updater_(updater) {}
+  ParameterValues(RunContext& run, OpenStep& open, const ParameterScopes& scopes, Updater& updater,
+                  const StepGuard& guard)
+      : run_(run), open_(open), scopes_(scopes), updater_(updater), guard_(guard) {}
 
   // What this rank owns of a parameter's flat elements, and those of its fp32 value, its gradient
   // or a state of the optimizer ("parameter", "gradient", "exp_avg"). Reading waits for nobody;
@@ -42,6 +44,7 @@ class ParameterValues {
   OpenStep& open_;
   const ParameterScopes& scopes_;
   Updater& updater_;
+  const StepGuard& guard_;
 };
 
 }  // namespace ds

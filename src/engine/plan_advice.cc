@@ -79,6 +79,36 @@ void add_files(const PlanContext& plan, std::vector<Change>& out) {
   }
 }
 
+// State and weights in the host's memory, beside a GPU.
+void add_host(const PlanContext& plan, std::vector<Change>& out) {
+  const ZeroConfig& zero = plan.config.zero;
+  const unsigned next = 1U << out.size();
+  const Json host = {{"device", "cpu"}};
+  const bool whole_update = !(zero.offload_optimizer && zero.offload_optimizer->super_offload) &&
+                            !(zero.zenflow && zero.zenflow->overlap_step);
+  const bool weights = plan.model.architecture != nullptr && whole_update && !zero.offload_param;
+  if (!zero.offload_optimizer) {
+    out.push_back(
+        {8,
+         {{"zero_optimization", {{"stage", std::max(zero.stage, 1)}, {"offload_optimizer", host}}}},
+         "the optimizer's state lies in the host's memory, where the update runs",
+         weights ? next << 1U : 0});
+  }
+  if (weights) {
+    const int64_t live = 2 * largest_parameter(plan);
+    out.push_back(
+        {16,
+         {{"zero_optimization",
+           {{"stage", 3},
+            {"offload_optimizer", host},
+            {"offload_param", host},
+            {"stage3_max_live_parameters", live},
+            {"stage3_prefetch_bucket_size", std::min<int64_t>(live, 50'000'000)}}}},
+         "weights rest in the host's memory, too, and come to the GPU where they are used",
+         zero.offload_optimizer ? 0 : next});
+  }
+}
+
 std::vector<Change> changes_of(const PlanContext& plan) {
   const Config& config = plan.config;
   const ZeroConfig& zero = config.zero;
@@ -119,16 +149,10 @@ std::vector<Change> changes_of(const PlanContext& plan) {
                                    : "weights are gathered from the ranks when they are used"});
   }
   if (on_gpu) {
-    if (!zero.offload_optimizer) {
-      out.push_back(
-          {8,
-           {{"zero_optimization",
-             {{"stage", std::max(zero.stage, 1)}, {"offload_optimizer", {{"device", "cpu"}}}}}},
-           "the optimizer's state lies in the host's memory, where the update runs"});
-    }
-    return out;
+    add_host(plan, out);
+  } else {
+    add_files(plan, out);
   }
-  add_files(plan, out);
   return out;
 }
 

@@ -100,8 +100,8 @@ PlanContext::PlanContext(PlanModel given, const Config& given_config, int ranks,
 void PlanContext::arrange() {
   if (sequence_length == 0) sequence_length = config.memory_plan.sequence_length.value_or(0);
   share = share_options(config);
-  // A world of one is not shared, unless its weights rest in files.
-  const bool shared = world > 1 || weights_in_files(config);
+  // A world of one is not shared, unless its weights rest in files or beside its GPU.
+  const bool shared = world > 1 || weights_in_files(config) || weights_beside_gpu();
   stage = shared ? share.stage : 0;
   type = dtype_of(config.precision.compute);
   if (model.own_parameters) {

@@ -46,6 +46,8 @@ class PlanContext {
 
   // The optimizer's state is on the host, and the rank computes on a GPU.
   bool offloads() const { return on_gpu_ && config.zero.offload_optimizer && !in_files(); }
+  // So are the weights, of which the GPU has what it uses.
+  bool weights_beside_gpu() const { return offloads() && ds::weights_beside_gpu(config); }
   // It is in files, and the rank computes on a CPU.
   bool in_files() const {
     return config.zero.offload_optimizer && config.zero.offload_optimizer->in_files();

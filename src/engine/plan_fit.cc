@@ -246,7 +246,8 @@ class Fitter {
     const auto passes = static_cast<double>(plan.config.batch.accumulation);
     constexpr double kState = 4 + 8;  // masters and moments
     const auto gradient = static_cast<double>(dtype_size(plan.gradient_type()));
-    double read = held * (kState + gradient), written = held * kState;
+    // The norm reads the gradients, too, before the update does.
+    double read = held * (kState + 2 * gradient), written = held * kState;
     // Gradients are written by the first pass, and read and written by every other one.
     written += held * gradient * passes;
     read += held * gradient * (passes - 1);

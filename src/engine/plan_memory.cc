@@ -103,6 +103,10 @@ class MemoryPlanner {
   void plan_host(MemoryTable& host) const {
     const zero::HostBuffers buffers(offload_options(config(), nullptr), held(StateRole::kWeights));
     host.parameters = held(StateRole::kMasters) * 4;
+    const bool rounded = plan_.type != DType::kFloat32 && !config().precision.split_master;
+    if (plan_.weights_beside_gpu() && rounded) {
+      host.parameters += held(StateRole::kWeights) * plan_.item();
+    }
     host.gradients = gradient_bytes();
     host.optimizer = optimizer_bytes() + kept_beside();
     host.communication = buffers.bytes();
@@ -112,6 +116,7 @@ class MemoryPlanner {
     MemoryTable& device = out.device;
     int64_t weights = (held(StateRole::kWeights) - weight_file_elements()) * plan_.item();
     if (weights_in_files(config()) && plan_.type == DType::kFloat32) weights = 0;
+    if (plan_.weights_beside_gpu()) weights = 0;
     // Masters of fp32 are the weights themselves, and so are rounded ones; split ones keep the bits
     // that bf16 lacks.
     const bool alone = plan_.type != DType::kFloat32 && !plan_.offloads() && !plan_.in_files();

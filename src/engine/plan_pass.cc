@@ -366,8 +366,12 @@ class PlannedState : public nn::ParameterReader, public nn::GradientSink {
       return read ? weight_files_->take(plan_.type, elements, bucket.owned)
                   : resting(plan_.type, {elements});
     }
-    const Tensor piece =
-        read ? weight_files_->take(plan_.type, bucket.piece, bucket.owned) : Tensor();
+    Tensor piece;
+    if (read) {
+      piece = weight_files_->take(plan_.type, bucket.piece, bucket.owned);
+    } else if (plan_.weights_beside_gpu() && plan_.world > 1) {
+      piece = Tensor::empty(ctx_.device, plan_.type, {bucket.piece}, MemoryTag::kCommunication);
+    }
     return Tensor::empty(ctx_.device, plan_.type, {elements}, MemoryTag::kCommunication);
   }
 

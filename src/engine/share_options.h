@@ -77,6 +77,13 @@ inline bool weights_in_files(const Config& config) {
   return state || config.precision.compute != Precision::kFp32;
 }
 
+// Whether weights rest in the host's memory, beside a GPU that has what it uses of them.
+inline bool weights_beside_gpu(const Config& config) {
+  const ZeroConfig& zero = config.zero;
+  return zero.stage == 3 && zero.offload_param && !zero.offload_param->in_files() &&
+         zero.offload_optimizer && !zero.offload_optimizer->in_files();
+}
+
 // What `aio` says of each of its threads.
 inline io::QueueOptions queue_options(const AioConfig& aio) {
   constexpr int64_t kPage = io::kAlignment;
@@ -147,7 +154,9 @@ inline zero::OffloadOptions offload_options(const Config& config,
           .pinned = zero.offload_optimizer->pin_memory,
           .buffers = std::min(zero.offload_optimizer->buffer_count, 64),
           .sub_group_elements = zero.sub_group_size,
-          .bucket_elements = share_options(config).bucket_elements};
+          .bucket_elements = share_options(config).bucket_elements,
+          .weights = weights_beside_gpu(config),
+          .weights_pinned = !zero.offload_param || zero.offload_param->pin_memory};
 }
 
 }  // namespace ds

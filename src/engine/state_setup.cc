@@ -108,12 +108,13 @@ void open_state_files(RunContext& run) {
   run.arrays = std::make_shared<zero::StateFiles>(std::move(options), run.model->host());
 }
 
-// Of several ranks each makes what it holds, as one does whose weights rest in files; one makes
-// everything, offloaded where it stays.
+// Of several ranks each makes what it holds, as one does whose weights rest in files or beside a
+// GPU; one makes everything, offloaded where it stays.
 void place_weights(RunContext& run) {
   open_state_files(run);
   const bool offload = offloads_optimizer(run);
-  const bool several = run.mesh.size() > 1 || weights_in_files(run.config);
+  const bool several = run.mesh.size() > 1 || weights_in_files(run.config) ||
+                       (offload && weights_beside_gpu(run.config));
   const bool stored = run.arrays && run.arrays->makes(optim::ArrayRole::kMasters);
   zero::TrainState& state = *run.state;
   state.place_arrays(run.arrays);
@@ -152,14 +153,14 @@ bool updates_ahead(const RunContext& run) {
 DType compute_type_of(const Config& config) { return dtype_of(config.precision.compute); }
 
 void set_up_state(RunContext& run) {
-  place_weights(run);
+  end_group_on_system_error(run.world(), [&] { place_weights(run); });
   if (run.mesh.shape().size(MeshAxis::kExpert) > 1) {
     run.experts = run.mesh.placed(MeshGroup::kExpert);
     run.model->set_pass_ranks({run.experts, run.mesh.placed(MeshGroup::kWorld)});
   }
   zero::TrainState& state = *run.state;
   if (run.config.precision.fp8.enabled) state.weights().set_fp8(make_fp8(run));
-  end_group_on_io_error(run.world(), [&] {
+  end_group_on_system_error(run.world(), [&] {
     state.gradients().allocate(run.context(), dtype_of(run.config.precision.grad_accum_dtype));
   });
   if (!run.config.zero.ignore_unused_parameters) {

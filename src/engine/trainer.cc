@@ -11,6 +11,7 @@
 #include "engine/parameter_scopes.h"
 #include "engine/router_bias.h"
 #include "engine/run_context.h"
+#include "engine/step_guard.h"
 #include "engine/step_observer.h"
 #include "engine/step_totals.h"
 #include "engine/updater.h"
@@ -22,7 +23,8 @@ namespace {
 
 // Where state does not lie in memory an update may fail half way: what it has written so far is of
 // the next step, and the rest of the last one.
-Updater::Outcome update_state(RunContext& run, Updater& updater, double share) {
+Updater::Outcome update_state(RunContext& run, Updater& updater, const StepGuard& guard,
+                              double share) {
   zero::TrainState& state = *run.state;
   try {
     Updater::Outcome outcome;
@@ -30,9 +32,8 @@ Updater::Outcome update_state(RunContext& run, Updater& updater, double share) {
                           [&] { outcome = updater.update(run.context(), state, share); });
     return outcome;
   } catch (const Error& error) {
-    if (state.half_written()) {
-      run.model->set_incomplete(str_cat("an update failed half way: ", error.message()));
-    }
+    if (!state.half_written()) guard.fail_step(error);
+    run.model->set_incomplete(str_cat("an update failed half way: ", error.message()));
     throw;
   }
 }
@@ -40,12 +41,13 @@ Updater::Outcome update_state(RunContext& run, Updater& updater, double share) {
 }  // namespace
 
 Trainer::Trainer(RunContext& run, OpenStep& open, StepObserver& observer, ParameterScopes& scopes,
-                 Updater& updater)
+                 Updater& updater, const StepGuard& guard)
     : run_(run),
       open_(open),
       observer_(observer),
       scopes_(scopes),
       updater_(updater),
+      guard_(guard),
       passes_(std::make_unique<ModelPasses>(run, open, observer, updater)) {
   product_timing_.begin(run_.context(), run_.world());
   // As before every other step: gradients are written first, which is another form of product
@@ -184,12 +186,10 @@ StepReport Trainer::finish_micro_batch() {
 bool Trainer::close_micro_batch(bool reduce) {
   open_.phase = OpenStep::Phase::kIdle;
   if (!run_.model->has_architecture()) {
-    end_group_on_io_error(run_.world(),
-                          [&] { run_.state->finish_external_micro_batch(run_.context()); });
+    guard_.run([&] { run_.state->finish_external_micro_batch(run_.context()); });
     scopes_.pass().end_micro_batch(/*keep=*/!open_.mode.joined);
   } else if (reduce) {
-    end_group_on_io_error(run_.world(),
-                          [&] { run_.state->gradients().reduce_held(run_.context()); });
+    guard_.run([&] { run_.state->gradients().reduce_held(run_.context()); });
   }
   if (!std::exchange(open_.forward_counted, false)) {
     const int64_t samples = run_.config.batch.micro_batch;
@@ -263,7 +263,7 @@ StepReport Trainer::apply_update() {
   const ScopedTimer timer = observer_.time("step");
   const OpContext ctx = run_.context();
   check_all_have_gradients();
-  end_group_on_io_error(run_.world(), [&] { run_.state->reduce(ctx); });
+  guard_.run([&] { run_.state->reduce(ctx); });
   const bool distils = run_.config.distillation.active(open_.progress.steps);
   StepTotals totals = exchange_totals(run_.model->host(), run_.mesh.placed(MeshGroup::kDataContext),
                                       open_, distils);
@@ -275,7 +275,7 @@ StepReport Trainer::apply_update() {
       uneven(totals, open_, run_.gradient_ranks()) ? all / static_cast<double>(totals.batches) : 1;
   finish_fp8_step(run_);
   const bool averages = run_.state->gradients().op() == ReduceOp::kAverage;
-  const Updater::Outcome outcome = update_state(run_, updater_, averages ? share : 1);
+  const Updater::Outcome outcome = update_state(run_, updater_, guard_, averages ? share : 1);
   observer_.metrics().set_extent(outcome.extent);
   observer_.metrics().set_ahead(outcome.ahead);
   if (outcome.applied) {

@@ -13,12 +13,13 @@
 namespace ds {
 
 class ParameterScopes;
+class StepGuard;
 struct StepTotals;
 
 class Trainer {
  public:
   Trainer(RunContext& run, OpenStep& open, StepObserver& observer, ParameterScopes& scopes,
-          Updater& updater);
+          Updater& updater, const StepGuard& guard);
 
   Tensor forward(const MicroBatch& batch);
   void backward(const Tensor& loss);
@@ -65,6 +66,7 @@ class Trainer {
   StepObserver& observer_;
   ParameterScopes& scopes_;
   Updater& updater_;
+  const StepGuard& guard_;
   ProductTiming product_timing_;
   std::unique_ptr<ModelPasses> passes_;
   bool warned_uncounted_ = false;

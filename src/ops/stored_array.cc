@@ -37,6 +37,13 @@ void accumulate_array(const OpContext& ctx, const Tensor& x, const StoredArray& 
 
 void copy_array(const OpContext& ctx, const StoredArray& from, int64_t from_begin,
                 const StoredArray& to, int64_t to_begin, int64_t count) {
+  // By the smaller parts, so that neither maps more than that.
+  if (!from.in_memory() && !to.in_memory() && from.part_elements() < to.part_elements()) {
+    from.for_parts(
+        from_begin, from_begin + count, Access::kRead,
+        [&](const Tensor& part, int64_t at) { write_array(ctx, part, to, to_begin + at); });
+    return;
+  }
   to.for_parts(to_begin, to_begin + count, Access::kWrite,
                [&](Tensor& part, int64_t at) { read_array(ctx, from, from_begin + at, part); });
 }

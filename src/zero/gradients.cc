@@ -195,13 +195,16 @@ void Gradients::reduce_over_ranks(const OpContext& ctx, const ShareOptions& opti
   deferred_ = options.deferred_gradients;
   by_micro_batch_ = options.by_micro_batch;
   op_ = options.op;
-  // One rank adds as if nothing was shared, unless its tiles have no other place.
-  if (deferred_ || (arrays_.all_ranks().size == 1 && !arrays_.layout.flat().any_tiled())) return;
+  // One rank adds as if nothing was shared, unless its tiles have no other place, or its gradients
+  // lie on the host.
+  const bool in_place = !arrays_.layout.flat().any_tiled() && !arrays_.host_store;
+  const bool alone = arrays_.all_ranks().size == 1;
+  if (deferred_ || (alone && in_place)) return;
   const GradientReducer::Options reduce{.whole = arrays_.layout.stage() == 0,
                                         .overlap = options.overlap,
                                         .scatter = options.reduce_scatter,
                                         .op = options.op,
-                                        .comm_dtype = options.comm_dtype,
+                                        .comm_dtype = alone ? DType::kFloat32 : options.comm_dtype,
                                         .comm_dtype_for_all = options.comm_dtype_for_all,
                                         .eager = options.eager_gradients};
   std::vector<GradientReducer::Domain> domains;

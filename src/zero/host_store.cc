@@ -31,6 +31,7 @@ HostStore::HostStore(const OpContext& ctx, const OffloadOptions& options, optim:
       memory_(options.pinned ? pinned_ : options.host),
       weights_(std::move(weights)),
       rounds_(weights_.memory().dtype() != DType::kFloat32 && !split),
+      on_host_(on_host(weights_.memory())),
       stream_(ctx.device) {
   const HostBuffers wanted(options, weights_.memory().elements());
   sub_group_ = wanted.elements;
@@ -153,7 +154,9 @@ void HostStore::open_update() {
 }
 
 void HostStore::fetch(const optim::SubGroup& group, ops::UpdateTensors& part, bool weights) {
-  if (weights && rounds_) part.model = weights_room(group.elements());
+  if (!weights || !rounds_) return;
+  part.model = on_host_ ? weights_at(weights_.compact ? group.begin : group.flat, group.elements())
+                        : weights_room(group.elements());
 }
 
 Tensor HostStore::weights_room(int64_t elements) {
@@ -180,7 +183,9 @@ void HostStore::close_update() {
 // Of the part's arrays, those that hold what the GPU computes with.
 void HostStore::send_part(int64_t weights, const ops::UpdateTensors& part) {
   const Tensor& from = part.model ? part.model : part.weight ? part.weight : part.master;
-  const Tensor to = weights_.memory().slice(0, weights, weights + from.elements());
+  const Tensor to = weights_at(weights, from.elements());
+  if (from.raw() == to.raw()) return;
+  if (on_host_) return copy_tensor(from, to);
   if (reached(from)) {
     stream_.copy(to.raw(), from.raw(), from.bytes());
     const std::shared_ptr<Event> copied = stream_.mark();
@@ -190,14 +195,27 @@ void HostStore::send_part(int64_t weights, const ops::UpdateTensors& part) {
     (lent != buffers_.end() ? lent->copied : sent_) = copied;
     return;
   }
+  copy_by_buffers(from, to);
+}
+
+std::shared_ptr<Event> HostStore::copy_by_buffers(const Tensor& from, const Tensor& to) {
+  std::shared_ptr<Event> copied;
   const int64_t piece = buffers_.front().memory.bytes() / dtype_size(from.dtype());
   for (int64_t at = 0; at < from.elements(); at += piece) {
     const Tensor bytes = from.slice(0, at, std::min(from.elements(), at + piece));
     Buffer& buffer = buffers_[take_buffer()];
     std::memcpy(buffer.memory.raw(), bytes.raw(), static_cast<size_t>(bytes.bytes()));
     stream_.copy(to.slice(0, at, at + bytes.elements()).raw(), buffer.memory.raw(), bytes.bytes());
-    buffer.copied = stream_.mark();
+    buffer.copied = copied = stream_.mark();
   }
+  return copied;
+}
+
+std::shared_ptr<Event> HostStore::bring(const Tensor& from, const Tensor& to) {
+  stream_.follow();
+  if (!reached(from)) return copy_by_buffers(from, to);
+  stream_.copy(to.raw(), from.raw(), from.bytes());
+  return sent_ = stream_.mark();
 }
 
 void HostStore::hold_masters() {
@@ -206,6 +224,7 @@ void HostStore::hold_masters() {
 
 void HostStore::send(const optim::FlatTensors& flat, FlatRange masters, int64_t weights) {
   try {
+    if (on_host_) hold_masters();  // the GPU may still read what is written now
     stream_.follow();
     for (int64_t at = masters.begin; at < masters.end; at += sub_group_) {
       const int64_t end = std::min(masters.end, at + sub_group_);
@@ -216,7 +235,8 @@ void HostStore::send(const optim::FlatTensors& flat, FlatRange masters, int64_t 
         part.master = flat.masters.memory().slice(0, at, end);
       }
       if (rounds_) {
-        part.model = view(take_buffer(), weights_.memory().dtype(), end - at);
+        part.model = on_host_ ? weights_at(weights + at - masters.begin, end - at)
+                              : view(take_buffer(), weights_.memory().dtype(), end - at);
         ops::cast(host_, part.master, part.model);
       }
       send_part(weights + at - masters.begin, part);

@@ -24,6 +24,10 @@ struct OffloadOptions {
   int buffers = 4;               // of pinned memory, which everything else travels through
   int64_t sub_group_elements = 0;
   int64_t bucket_elements = 0;  // of gradients
+  // Of stage 3: weights rest on the host too, and buckets of them come to the GPU when they are
+  // used.
+  bool weights = false;
+  bool weights_pinned = true;
 };
 
 // How large the buffers are beside weights of so many elements.
@@ -36,8 +40,9 @@ struct HostBuffers {
 
 class HostStore : public optim::OffloadStore {
  public:
-  // `weights`, on the GPU, in the type that it computes with. `split`: bf16 weights lie on the host
-  // too, as the upper halves of masters.
+  // `weights`, on the GPU or on the host, in the type that the GPU computes with. `split`: bf16
+  // weights lie on the host too, as the upper halves of masters. Those on the host may be these, or
+  // masters of fp32.
   HostStore(const OpContext& ctx, const OffloadOptions& options, optim::FlatTensor weights,
             bool split);
 
@@ -72,6 +77,10 @@ class HostStore : public optim::OffloadStore {
   bool stale() const { return !stale_.empty(); }
   void all_sent() { stale_.clear(); }
 
+  // Of weights on the host: brings some to the GPU, where they are after the event. `to` is free
+  // for that when the GPU has done what is queued so far.
+  std::shared_ptr<Event> bring(const Tensor& from, const Tensor& to);
+
  private:
   // A piece of pinned memory. It is free once `copied` is over and no arrival waits in it.
   struct Buffer {
@@ -102,6 +111,11 @@ class HostStore : public optim::OffloadStore {
   // Room for the weights of a part in the compute type, if they have to be made.
   Tensor weights_room(int64_t elements);
   void send_part(int64_t weights, const ops::UpdateTensors& part);
+  // From memory that no copy of the GPU reaches.
+  std::shared_ptr<Event> copy_by_buffers(const Tensor& from, const Tensor& to);
+  Tensor weights_at(int64_t begin, int64_t elements) const {
+    return weights_.memory().slice(0, begin, begin + elements);
+  }
   // Whether copies of the GPU reach it, so that it needs no buffer.
   bool reached(const Tensor& x) const { return x.storage()->device() == pinned_; }
   // Runs what sends weights; where it fails they are stale.
@@ -112,7 +126,8 @@ class HostStore : public optim::OffloadStore {
   const std::shared_ptr<Device> pinned_;
   const std::shared_ptr<Device> memory_;
   const optim::FlatTensor weights_;
-  const bool rounds_;  // weights are rounded masters, made in a buffer
+  const bool rounds_;   // weights are rounded masters, made in a buffer or where they rest
+  const bool on_host_;  // weights rest there
   int64_t sub_group_ = 0;
   std::vector<Buffer> buffers_;
   size_t next_ = 0;                         // buffers are used in turn

@@ -1,6 +1,7 @@
 #include "zero/train_state.h"
 
 #include "base/log.h"
+#include "base/system_errors.h"
 #include "base/system_memory.h"
 #include "base/text.h"
 #include "ops/elementwise.h"
@@ -128,11 +129,6 @@ void check_room_for_masters(const StateArrays& arrays, const Masters& masters) {
            " are free. They can still be exported, saved and read until the model ends");
 }
 
-// Not what a check of arguments says, which comes before anything is written.
-bool from_system(Code code) {
-  return code == Code::kIo || code == Code::kCorrupt || code == Code::kOutOfMemory;
-}
-
 }  // namespace
 
 TrainState::TrainState(const nn::ParameterSet& parameters, std::shared_ptr<Device> device,
@@ -238,20 +234,25 @@ void TrainState::share(const OpContext& ctx, const Mesh& mesh, const ShareOption
   if (options.stage == 3) weights_.gather_from(ctx, options);
   gradients_.reduce_over_ranks(ctx, options);
   weights_.follow_masters(ctx);
+  arrays_.flush_masters();  // so that weights in files are there, and memory for making them goes
 }
 
 // Makes the arrays of weights and masters anew, whole or what this rank owns of them.
 void TrainState::lay_out_shared(const OpContext& ctx, const Layout& layout,
                                 const ShareOptions& options, DType type, MasterForm form) {
   const bool compact_weights = layout.spread(StateRole::kWeights);
+  // Where one rank has no memory for it, all fail. What moves is made by a collective.
   const auto make = [&](DType dtype, StateRole role, bool moves) {
     const Shape shape{layout.held(role)};
-    return optim::FlatTensor(
-        moves && options.stage > 0
-            ? arrays_.shard_ranks()->shared_tensor(arrays_.device, dtype, shape,
-                                                   MemoryTag::kParameters, {.label = "weights"})
-            : Tensor::zeros(arrays_.device, dtype, shape, MemoryTag::kParameters),
-        layout.spread(role));
+    Tensor memory;
+    if (moves && options.stage > 0) {
+      memory = arrays_.shard_ranks()->shared_tensor(arrays_.device, dtype, shape,
+                                                    MemoryTag::kParameters, {.label = "weights"});
+    } else {
+      options.together(
+          [&] { memory = Tensor::zeros(arrays_.device, dtype, shape, MemoryTag::kParameters); });
+    }
+    return optim::FlatTensor(std::move(memory), layout.spread(role));
   };
   // Masters that are the weights lie where weights do; elsewhere there are weights beside them.
   const bool weights_stored = compact_weights && arrays_.stores(optim::ArrayRole::kWeights);

@@ -39,6 +39,22 @@ optim::FlatTensors make_on_host(const std::shared_ptr<Device>& gpu, const Offloa
   return flat;
 }
 
+// Of stage 3, for weights that rest on the host: what holds them anyway, or an array beside masters
+// that they are rounded from.
+optim::FlatTensor weights_on_host(const std::shared_ptr<Device>& gpu, const OffloadOptions& options,
+                                  const optim::FlatTensors& flat, DType type) {
+  if (flat.low_halves) return flat.model;
+  if (type == DType::kFloat32) return flat.masters;
+  const std::shared_ptr<Device> memory =
+      options.weights_pinned ? host_memory_of(gpu) : options.host;
+  optim::FlatTensor out;
+  for_offload([&] {
+    out = {Tensor::zeros(memory, type, {flat.masters.elements()}, MemoryTag::kParameters),
+           flat.masters.compact};
+  });
+  return out;
+}
+
 // Beside arrays of make_on_host whose masters were written, which are split if there is room for
 // it.
 std::shared_ptr<HostStore> make_host_store(const OpContext& ctx, const OffloadOptions& options,
@@ -117,13 +133,17 @@ void TrainState::lay_out_on_host(const OpContext& ctx, const Layout& layout,
   arrays_.flat = {};
   arrays_.flat.masters = flat.masters;
   arrays_.host = offload.host;
-  const Shape shape{layout.held(StateRole::kWeights)};
-  optim::FlatTensor weights(
-      options.stage > 0
-          ? arrays_.shard_ranks()->shared_tensor(arrays_.device, type, shape,
-                                                 MemoryTag::kParameters, {.label = "weights"})
-          : Tensor::zeros(arrays_.device, type, shape, MemoryTag::kParameters),
-      layout.spread(StateRole::kWeights));
+  optim::FlatTensor weights;
+  if (offload.weights) {
+    options.together([&] { weights = weights_on_host(arrays_.device, offload, flat, type); });
+  } else {
+    const Shape shape{layout.held(StateRole::kWeights)};
+    weights = {options.stage > 0
+                   ? arrays_.shard_ranks()->shared_tensor(
+                         arrays_.device, type, shape, MemoryTag::kParameters, {.label = "weights"})
+                   : Tensor::zeros(arrays_.device, type, shape, MemoryTag::kParameters),
+               layout.spread(StateRole::kWeights)};
+  }
   options.together(
       [&] { arrays_.host_store = make_host_store(ctx, offload, flat, std::move(weights)); });
   arrays_.flat = std::move(flat);

@@ -13,12 +13,13 @@ constexpr int kBits = 8;
 
 WeightRoute::WeightRoute(const OpContext& ctx, const FlatLayout& layout,
                          std::vector<StateGroups> groups, const Options& options,
-                         std::vector<Piece> pieces)
+                         std::vector<Piece> pieces, Bring bring)
     : ctx_(ctx),
       layout_(layout),
       groups_(std::move(groups)),
       options_(options),
       pieces_(std::move(pieces)),
+      bring_(std::move(bring)),
       second_begins_(layout.buckets().size(), -1),
       second_valid_(layout.buckets().size()),
       message_bytes_(layout.buckets().size()),
@@ -56,7 +57,8 @@ Tensor WeightRoute::second(size_t index) const {
 
 // Without its own piece no rank can begin to gather, unless it has codes or a second copy.
 bool WeightRoute::reads_piece(size_t index) const {
-  return !pieces_[index].array.in_memory() && !second_valid_[index] && !frozen_messages_[index];
+  const bool elsewhere = brings(index) || !pieces_[index].array.in_memory();
+  return elsewhere && !second_valid_[index] && !frozen_messages_[index];
 }
 
 void WeightRoute::make_room(size_t index, Tensor& whole) const {
@@ -80,9 +82,15 @@ WeightRoute::Flight WeightRoute::start(size_t index, Tensor& whole,
                                        const CollectiveOptions& options) {
   const Piece& piece = pieces_[index];
   if (reads_piece(index)) {
-    piece.array.prefetch(piece.range.begin, piece.range.end);
     Flight flight;
     flight.reading = true;
+    if (!brings(index)) {
+      piece.array.prefetch(piece.range.begin, piece.range.end);
+      return flight;
+    }
+    flight.own = Tensor::empty(ctx_.device, dtype(index), {piece.range.elements()},
+                               MemoryTag::kCommunication);
+    flight.arrived = bring_(piece.map().data(), flight.own);
     return flight;
   }
   if (whole_here(layout_.buckets()[index])) {
@@ -90,7 +98,8 @@ WeightRoute::Flight WeightRoute::start(size_t index, Tensor& whole,
     return {};
   }
   make_room(index, whole);
-  const Tensor own = piece.array.in_memory() ? piece.map().data() : Tensor();
+  const bool here = piece.array.in_memory() && !brings(index);
+  const Tensor own = here ? piece.map().data() : Tensor();
   return gather(index, whole, own, options);
 }
 
@@ -159,14 +168,21 @@ void WeightRoute::unpack(size_t index, const Tensor& message, Tensor& whole) {
 void WeightRoute::finish(size_t index, Flight& flight, Tensor& whole,
                          const CollectiveOptions& options) {
   if (!flight.reading) return complete(index, flight, whole);
-  ArrayLease own = pieces_[index].map();  // where that fails it is still to be read
+  ArrayLease lease;
+  Tensor own = flight.own;
+  if (flight.arrived) {
+    ctx_.device->default_stream().wait(*flight.arrived);
+  } else {
+    lease = pieces_[index].map();  // where that fails it is still to be read
+    own = lease.data();
+  }
   flight = {};
   if (whole_here(layout_.buckets()[index])) {
-    whole = own.data();
+    whole = own;
     return;
   }
   make_room(index, whole);
-  flight = gather(index, whole, own.data(), options);
+  flight = gather(index, whole, own, options);
   complete(index, flight, whole);
 }
 
@@ -188,6 +204,8 @@ void WeightRoute::complete(size_t index, Flight& flight, Tensor& whole) {
 // What ranks have begun they end together: a way in two steps needs both.
 void WeightRoute::abandon(size_t index, Flight& flight, Tensor& whole) {
   if (flight.work) complete(index, flight, whole);
+  // Whoever gets the memory next writes it after what is on its way there.
+  if (flight.arrived) ctx_.device->default_stream().wait(*flight.arrived);
   flight = {};
 }
 

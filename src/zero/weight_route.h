@@ -1,8 +1,10 @@
 // The way in which a bucket of weights gets from the ranks that hold its pieces to one that needs
 // it whole: plain, quantised (qwZ), across nodes and then inside them (MiCS), or from the second
-// copy that near ranks keep (hpZ). A piece that lies in a file is read ahead of that.
+// copy that near ranks keep (hpZ). A piece that lies in a file, or on the host beside a GPU, is
+// read ahead of that.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <utility>
 #include <vector>
@@ -24,6 +26,8 @@ class BucketRoute {
     Tensor column;   // what came across nodes, of ways in two steps
     bool near = false;
     bool reading = false;  // the own piece is read ahead, and the ranks have not begun to gather
+    Tensor own;            // where one on the host comes to
+    std::shared_ptr<Event> arrived;  // when it is there
     explicit operator bool() const { return work != nullptr || reading; }
   };
 
@@ -53,10 +57,13 @@ class WeightRoute : public BucketRoute {
     ArrayLease map() const { return array.map(range.begin, range.end, Access::kRead); }
   };
 
+  // Brings what lies on the host to the context's device; null: all pieces lie there.
+  using Bring = std::function<std::shared_ptr<Event>(const Tensor& from, const Tensor& to)>;
+
   // Collective. `groups` are by gradient domain, `pieces` by bucket. The threads of `ctx` must
   // outlive it.
   WeightRoute(const OpContext& ctx, const FlatLayout& layout, std::vector<StateGroups> groups,
-              const Options& options, std::vector<Piece> pieces);
+              const Options& options, std::vector<Piece> pieces, Bring bring = nullptr);
 
   Flight start(size_t bucket, Tensor& whole, const CollectiveOptions& options) override;
   void finish(size_t bucket, Flight& flight, Tensor& whole,
@@ -75,6 +82,7 @@ class WeightRoute : public BucketRoute {
   }
   bool quantized(const Bucket& bucket) const;
   bool reads_piece(size_t bucket) const;
+  bool brings(size_t bucket) const { return bring_ && pieces_[bucket].array.in_memory(); }
   void make_room(size_t bucket, Tensor& whole) const;
   Flight gather(size_t bucket, const Tensor& whole, const Tensor& own,
                 const CollectiveOptions& options);
@@ -91,6 +99,7 @@ class WeightRoute : public BucketRoute {
   std::vector<StateGroups> groups_;  // by domain
   Options options_;
   std::vector<Piece> pieces_;  // by bucket
+  const Bring bring_;
   // This rank's part of all buckets of a domain that are dropped at times, in each of their types.
   std::map<std::pair<int, DType>, Tensor> second_;
   std::vector<int64_t> second_begins_;  // by bucket; -1 where there is none

@@ -185,10 +185,16 @@ void Weights::gather_from(const OpContext& ctx, const ShareOptions& options) {
     names.push_back(str_cat("weights of ", parameters()[layout.order()[bucket.first]].name));
     if (bucket.tile >= 0) names.back() += str_cat(", tile ", bucket.tile);
   }
+  WeightRoute::Bring bring;
+  if (options.offload && options.offload->weights) {
+    bring = [this](const Tensor& from, const Tensor& to) {
+      return arrays_.host_store->bring(from, to);
+    };
+  }
   gatherer_ = std::make_unique<WeightGatherer>(
       layout,
-      std::make_unique<WeightRoute>(ctx, layout, arrays_.groups, options.weights,
-                                    std::move(pieces)),
+      std::make_unique<WeightRoute>(ctx, layout, arrays_.groups, options.weights, std::move(pieces),
+                                    std::move(bring)),
       options.gather);
   gatherer_->name_buckets(std::move(names));
 }

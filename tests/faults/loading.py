@@ -202,7 +202,7 @@ def count_slices(place):
         for one in read:
             demand(abs(one - (total - experts * (sharing - 1) / sharing)) < 0.03 * total, "a rank reads", one, "of", total)
 
-    # Checkpoints are checked in chunks of 1 MiB, so that what two ranks share of one is read by both: the slices of
+    # Checkpoints are checked in chunks of 256 KiB, so that what two ranks share of one is read by both: the slices of
     # matrices are larger.
     write_folder(place.path / "wide", llama(768, 1), 4 * MIB)
     for stage, other in ((3, world), (1, 2)):

@@ -203,11 +203,12 @@ TEST(Large, DamageIsLocatedWhileReadingAhead) {
     std::vector<std::byte> out(list[item].bytes);
     const Error error = error_of([&] { reader.read(tensor, out); });
     EXPECT_EQ(error.code(), Code::kCorrupt);
-    const std::string chunk = "chunk " + std::to_string(at >> 20) + " of ";
+    constexpr size_t kChunk = kDefaultChunkBytes;
+    const std::string chunk = "chunk " + std::to_string(at / kChunk) + " of ";
     EXPECT_NE(error.message().find(chunk), std::string::npos) << error.message();
     const std::vector<Damage> damage = reader.verify_all();
     ASSERT_EQ(damage.size(), 1u);
-    EXPECT_EQ(damage[0].begin, at >> 20 << 20);
+    EXPECT_EQ(damage[0].begin, at / kChunk * kChunk);
     poke(file, at, good[at]);
     EXPECT_TRUE(reader.verify_all().empty());
   }

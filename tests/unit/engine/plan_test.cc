@@ -119,6 +119,15 @@ TEST(Plan, OffloadedOptimizer) {
   EXPECT_EQ(small["host_memory_per_rank"]["parameters"], 4 * 64'000'000);
   EXPECT_EQ(small["host_memory_per_rank"]["gradients"], 2 * 64'000'000);
   EXPECT_EQ(small["host_memory_per_rank"]["communication"], 2 * 4 * (3 << 15));
+  // Weights, too: rounded ones beside masters, and else those of the masters.
+  const Json param = {
+      {"zero_optimization", {{"stage", 3}, {"offload_param", {{"device", "cpu"}}}}}};
+  const Json weights = planned(param);
+  EXPECT_EQ(weights["memory_per_rank"]["parameters"], 0);
+  EXPECT_EQ(weights["host_memory_per_rank"]["parameters"], (4 + 2) * 64'000'000);
+  const Json halves = planned(with(param, {{"bf16", {{"split_master", true}}}}));
+  EXPECT_EQ(halves["memory_per_rank"]["parameters"], 0);
+  EXPECT_EQ(halves["host_memory_per_rank"]["parameters"], 4 * 64'000'000);
   const Json without = planned({{"zero_optimization", {{"offload_optimizer", nullptr}}}});
   EXPECT_FALSE(without.contains("host_memory_per_rank"));
 }

@@ -572,6 +572,100 @@ TEST(StoredStateFaults, ValuesThatCannotBeWrittenMarkTheModelAndALoadGoesOn) {
   EXPECT_TRUE(same_bits(all_weights(*engine), all_weights(*plain)));
 }
 
+// Gradients that cannot be written, whoever asked for it, take the open step with them: no part of
+// them is in a step that comes later, and the next step is as if nothing had been tried.
+TEST(StoredStateFaults, GradientsThatCannotBeWrittenGiveTheStepUp) {
+  const Job memory{1, zero_config(0, Json::object(),
+                                  {{"gradient_accumulation_steps", 2}, {"scheduler", nullptr}})};
+  const auto plain = make_rank_engine(memory, nullptr);
+  for (int i = 0; i < 2; ++i) plain->train_batch();
+  const std::string name = "h.1.mlp.c_fc.weight";
+  const Folder folder;
+  const auto value = [&](const Engine& engine) {
+    const nn::ParameterSet& all = engine.model()->parameters();
+    Tensor out = Tensor::zeros(make_cpu_device(), DType::kFloat32, all[all.find(name)].shape,
+                               MemoryTag::kOther);
+    for (int64_t i = 0; i < out.elements(); ++i) out.data<float>()[i] = 3;
+    return out;
+  };
+  using Way = std::function<void(Engine&)>;
+  const std::pair<const char*, Way> ways[] = {
+      {"set", [&](Engine& e) { e.gradients().set(name, value(e)); }},
+      {"set_local",
+       [&](Engine& e) {
+         const Tensor one = value(e);
+         e.values().set_local(name, "gradient", one.view({one.elements()}));
+       }},
+      {"get", [&](Engine& e) { e.gradients().get(name); }},
+      {"local", [&](Engine& e) { static_cast<void>(e.values().local(name, "gradient")); }},
+      {"save", [&](Engine& e) { e.save(folder.path(), "never"); }}};
+  for (const bool late : {false, true}) {
+    for (const auto& [what, way] : ways) {
+      SCOPED_TRACE(str_cat(what, late ? ", late" : ""));
+      const auto arrays = std::make_shared<FileFactory>(kPart);
+      arrays->counts->late = late;
+      Job job = memory;
+      job.arrays = [&] { return arrays; };
+      const auto engine = make_rank_engine(job, nullptr);
+      engine->train_batch();
+      int64_t writes = 0;
+      arrays->counts->fault = [&](const std::string& file, int64_t bytes) {
+        const bool hit = file.starts_with("gradients") && ++writes >= 3;
+        return hit ? std::pair(int64_t{12}, EIO) : std::pair(bytes, 0);
+      };
+      EXPECT_THAT(error_of(Code::kIo, [&] { way(*engine); }),
+                  AllOf(HasSubstr((arrays->folder() / "gradients").string()),
+                        HasSubstr("Input/output error"), HasSubstr("the open step is given up")));
+      EXPECT_GE(writes, 3);
+      arrays->counts->fault = {};
+      EXPECT_EQ(arrays->counts->mapped, 0);
+      engine->train_batch();
+      EXPECT_EQ(engine->progress().samples, plain->progress().samples);
+      EXPECT_TRUE(same_bits(all_weights(*engine), all_weights(*plain)));
+    }
+  }
+}
+
+// Each time that a batch reads gradients: before the update begins the weights are as they were,
+// and the batch can be had again.
+TEST(StoredStateFaults, GradientsThatCannotBeReadGiveTheStepUpOrEndTheUpdate) {
+  const Job memory{1, zero_config(0, Json::object(),
+                                  {{"gradient_accumulation_steps", 2},
+                                   {"gradient_clipping", 0.01},
+                                   {"scheduler", nullptr}})};
+  const auto plain = make_rank_engine(memory, nullptr);
+  for (int i = 0; i < 2; ++i) plain->train_batch();
+  Job job = memory;
+  int given_up = 0, half_way = 0;
+  for (int64_t at = 0;; ++at) {
+    SCOPED_TRACE(at);
+    const auto arrays = std::make_shared<FileFactory>(kPart);
+    job.arrays = [&] { return arrays; };
+    const auto engine = make_rank_engine(job, nullptr);
+    engine->train_batch();
+    int64_t reads = 0;
+    arrays->counts->read_fault = [&](const std::string& file) {
+      return file.starts_with("gradients") && reads++ == at;
+    };
+    try {
+      engine->train_batch();
+      break;  // there are no more
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::kIo) << error.message();
+    }
+    arrays->counts->read_fault = {};
+    if (!engine->model()->incomplete().empty()) {
+      ++half_way;
+      continue;
+    }
+    ++given_up;
+    engine->train_batch();
+    EXPECT_TRUE(same_bits(all_weights(*engine), all_weights(*plain)));
+  }
+  EXPECT_GT(given_up, 10);
+  EXPECT_GT(half_way, 0);
+}
+
 // An error of reading names the file, and training goes on as if nobody had asked.
 TEST(StoredStateFaults, ValuesThatCannotBeReadLeaveTheEngineAsItWas) {
   const Job memory{1, zero_config(0, Json::object(), {{"bf16", {{"enabled", true}}}})};
