@@ -348,30 +348,39 @@ void staged_chunk(const Call& call, int64_t begin, int64_t end, const Whole& who
 // largest magnitude waits for none.
 constexpr int64_t kCodedGroup = kBlock / kStateBlock;
 
-// The first pass over one block; the vectors return its largest magnitudes, a lane each.
+// Moments of one block before they are coded, and what their codes are fractions of.
+struct CodedMoments {
+  HWY_ALIGN float means[kStateBlock];
+  HWY_ALIGN float squares[kStateBlock];
+  float mean_scale, square_scale;
+};
+
+// The first pass over one block, which begins at element `at`.
 template <class Grad, class Master>
 HWY_INLINE void coded_adam_block(const rules::Lanes& a, int64_t at, const Grad* grad,
-                                 const Master& master, const UpdateArrays& arrays, float* means,
-                                 float* squares, VF& most_mean, VF& most_square) {
+                                 const Master& master, const StateArray* states,
+                                 CodedMoments& moments) {
   const DF d;
   const quantize8::Decoder<true> mean_decoder{};
   const quantize8::Decoder<false> square_decoder{};
-  const auto* mean_codes = static_cast<const uint8_t*>(arrays.state[0].data) + at;
-  const auto* square_codes = static_cast<const uint8_t*>(arrays.state[1].data) + at;
-  const VF mean_scale = hn::Set(d, arrays.state[0].scales[at / kStateBlock]);
-  const VF square_scale = hn::Set(d, arrays.state[1].scales[at / kStateBlock]);
-  most_mean = most_square = hn::Zero(d);
+  const auto* mean_codes = static_cast<const uint8_t*>(states[0].data) + at;
+  const auto* square_codes = static_cast<const uint8_t*>(states[1].data) + at;
+  const VF mean_scale = hn::Set(d, states[0].scales[at / kStateBlock]);
+  const VF square_scale = hn::Set(d, states[1].scales[at / kStateBlock]);
+  VF most_mean = hn::Zero(d), most_square = most_mean;
   for (int64_t i = 0; i < kStateBlock; i += simd::lanes()) {
     VF p = master.get(d, at + i, simd::AllLanes());
     VF m = quantize8::decode_vector(mean_decoder, mean_codes + i, mean_scale);
     VF v = quantize8::decode_vector(square_decoder, square_codes + i, square_scale);
     rules::Adam::apply(a, simd::load(d, grad + at + i), p, m, v);
     master.set(d, at + i, simd::AllLanes(), p);
-    hn::Store(m, d, means + i);
-    hn::Store(v, d, squares + i);
+    hn::Store(m, d, moments.means + i);
+    hn::Store(v, d, moments.squares + i);
     most_mean = hn::Max(most_mean, hn::Abs(m));
     most_square = hn::Max(most_square, hn::Abs(v));
   }
+  moments.mean_scale = quantize8::scale_of(simd::max_of_lanes(d, most_mean));
+  moments.square_scale = quantize8::scale_of(simd::max_of_lanes(d, most_square));
 }
 
 // The second: numbers to codes.
@@ -390,23 +399,17 @@ HWY_INLINE void code_block(const StateArray& state, int64_t at, float scale, con
 template <class Grad, class Master>
 void coded_adam(const UpdateConstants& constants, int64_t begin, int64_t n, const Grad* grad,
                 const Master& master, const UpdateArrays& arrays) {
-  const DF d;
   const rules::Lanes a(constants);
-  HWY_ALIGN float means[kCodedGroup][kStateBlock], squares[kCodedGroup][kStateBlock];
-  float mean_scales[kCodedGroup], square_scales[kCodedGroup];
+  CodedMoments moments[kCodedGroup];
   for (int64_t at = begin; at < begin + n; at += kBlock) {
     const int64_t blocks = std::min(kBlock, begin + n - at) / kStateBlock;
     for (int64_t b = 0; b < blocks; ++b) {
-      VF mean, square;
-      coded_adam_block(a, at + b * kStateBlock, grad, master, arrays, means[b], squares[b], mean,
-                       square);
-      mean_scales[b] = quantize8::scale_of(simd::max_of_lanes(d, mean));
-      square_scales[b] = quantize8::scale_of(simd::max_of_lanes(d, square));
+      coded_adam_block(a, at + b * kStateBlock, grad, master, arrays.state, moments[b]);
     }
     for (int64_t b = 0; b < blocks; ++b) {
       const int64_t block = at + b * kStateBlock;
-      code_block<true>(arrays.state[0], block, mean_scales[b], means[b]);
-      code_block<false>(arrays.state[1], block, square_scales[b], squares[b]);
+      code_block<true>(arrays.state[0], block, moments[b].mean_scale, moments[b].means);
+      code_block<false>(arrays.state[1], block, moments[b].square_scale, moments[b].squares);
     }
   }
 }
