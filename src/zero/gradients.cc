@@ -200,11 +200,13 @@ void Gradients::reduce_over_ranks(const OpContext& ctx, const ShareOptions& opti
   const bool in_place = !arrays_.layout.flat().any_tiled() && !arrays_.host_store;
   const bool alone = arrays_.all_ranks().size == 1;
   if (deferred_ || (alone && in_place)) return;
+  // Those that one rank sends to its host travel as send_to_host has them.
+  const DType comm_dtype = alone && arrays_.host_store ? DType::kFloat32 : options.comm_dtype;
   const GradientReducer::Options reduce{.whole = arrays_.layout.stage() == 0,
                                         .overlap = options.overlap,
                                         .scatter = options.reduce_scatter,
                                         .op = options.op,
-                                        .comm_dtype = alone ? DType::kFloat32 : options.comm_dtype,
+                                        .comm_dtype = comm_dtype,
                                         .comm_dtype_for_all = options.comm_dtype_for_all,
                                         .eager = options.eager_gradients};
   std::vector<GradientReducer::Domain> domains;
