@@ -194,9 +194,7 @@ class Generator(Handle):
     def take_part(self) -> None:
         """Of a rank without a text, among ranks that share experts: computes what the others' texts need of
         its experts, until every rank's `generate` is done. Without other ranks it returns at once."""
-        if self.comm is None:
-            return _native.ds_generator_take_part(self._handle)
-        with interruptible(self.comm.abort):
+        with interruptible(None if self.comm is None else self.comm.abort):
             _native.ds_generator_take_part(self._handle)
 
     def interrupt(self) -> None:
