@@ -111,16 +111,17 @@ class SharedExperts(CliCase):
 
     def test_what_cannot_be_shared_is_said(self):
         options = ["--prompt", "The "]
-        self.shared(2, "dense", *options, status=1)
-        for error in self.errors():
-            self.assertIn("no layers of experts that ranks could share; run it in one process",
-                          error)
-        self.shared(3, "mixtral", *options, status=1)
-        for error in self.errors():
-            self.assertIn("3 ranks cannot share the 4 experts", error)
-        _, done = self.shared(2, "mixtral", "--prompt", "", status=1)
-        self.assertIn("prompt is empty", self.errors()[0])
-        self.assertRegex(self.errors()[1], "rank 0 cannot begin: .*prompt is empty")
+        # The launcher ends the other ranks when one fails, perhaps before they have said why they do.
+        for ranks, name, chosen, reason in (
+                (2, "dense", options,
+                 "no layers of experts that ranks could share; run it in one process"),
+                (3, "mixtral", options, "3 ranks cannot share the 4 experts"),
+                (2, "mixtral", ["--prompt", ""], "prompt is empty")):
+            self.shared(ranks, name, *chosen, status=1)
+            said = [error for error in self.errors() if "ds: error: " in error]
+            self.assertTrue(said)
+            for error in said:
+                self.assertIn(reason, error)
         # Ranks with different models: the second one's is named.
         script = 'exec "$0" generate --model "$1-$RANK" --prompt "The " --threads 1'
         for rank, name in enumerate(("mixtral", "gpt_moe")):
