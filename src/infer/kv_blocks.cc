@@ -16,10 +16,11 @@ void check_kv(const KvOptions& options, const models::ArchitectureInfo& info,
               const Device& device) {
   check_kv_blocks(options.blocks, device);
   if (!options.codes) return;
-  DS_CHECK(device.kind() == DeviceKind::kCpu, Code::kUnsupported, "kv_cache int8 of a model on ",
-           device.describe(),
-           ": attention on a GPU reads keys and values as the model computes them so far; leave it "
-           "out, or run the model on the CPU");
+  DS_CHECK(
+      device.kind() == DeviceKind::kCpu, Code::kUnsupported, "kv_cache int8 of a model on ",
+      device.describe(),
+      ": attention on a GPU reads keys and values in the type that the model computes in; leave it "
+      "out, or run the model on the CPU");
   DS_CHECK(info.values_in_keys == 0, Code::kUnsupported,
            "kv_cache int8 of a model with latent attention: its cache is latents that all heads "
            "share beside channels for positions, which one scale for a token would round alike; "

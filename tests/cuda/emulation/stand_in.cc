@@ -117,7 +117,7 @@ bool fits(const void* pointer, size_t count) {
 // cudaMalloc on the calling thread's GPU; `front` more bytes lie before the block.
 cudaError_t make_block(int gpu, void** block, size_t size, size_t front) {
   for (const cudaStream_t stream : world().streams) {
-    if (stream->capture != nullptr && !stream->capture->relaxed) return spoil(stream);
+    if (stream->capture != nullptr && !stream->capture->relaxed) return invalidate_capture(stream);
   }
   const auto bytes = static_cast<int64_t>(size);
   if (bytes > world().bytes_each - world().used[gpu]) return done(cudaErrorMemoryAllocation);
@@ -246,7 +246,7 @@ cudaError_t cudaFree(void* block) {
     violate("cudaFree of what cudaMalloc did not give");
     return done(cudaErrorInvalidValue);
   }
-  if (spoil_captures(found->second.gpu, "cudaFree")) {
+  if (invalidate_captures(found->second.gpu, "cudaFree")) {
     return done(cudaErrorStreamCaptureUnsupported);
   }
   for (const cudaGraphExec_t graph : world().executables) {
@@ -276,7 +276,7 @@ cudaError_t cudaFree(void* block) {
 
 cudaError_t cudaHostAlloc(void** block, size_t size, unsigned flags) {
   STAND_IN_BEGIN(cudaHostAlloc);
-  if (spoil_captures(gpu, "cudaHostAlloc")) return done(cudaErrorStreamCaptureUnsupported);
+  if (invalidate_captures(gpu, "cudaHostAlloc")) return done(cudaErrorStreamCaptureUnsupported);
   if (flags != cudaHostAllocPortable) violate("pinned memory that only one GPU reaches");
   auto* const memory = static_cast<char*>(std::aligned_alloc(4096, (size + 4095) / 4096 * 4096));
   std::memset(memory, 0xA5, size);
@@ -287,7 +287,7 @@ cudaError_t cudaHostAlloc(void** block, size_t size, unsigned flags) {
 
 cudaError_t cudaFreeHost(void* block) {
   STAND_IN_BEGIN(cudaFreeHost);
-  if (spoil_captures(gpu, "cudaFreeHost")) return done(cudaErrorStreamCaptureUnsupported);
+  if (invalidate_captures(gpu, "cudaFreeHost")) return done(cudaErrorStreamCaptureUnsupported);
   const auto found = world().pinned.find(static_cast<char*>(block));
   if (found == world().pinned.end()) {
     violate("cudaFreeHost of what cudaHostAlloc did not give");
@@ -340,7 +340,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     return cudaSuccess;
   }
   STAND_IN_KNOWN(streams, stream);
-  if (stream->capture != nullptr) return spoil(stream);
+  if (stream->capture != nullptr) return invalidate_capture(stream);
   ++world().waits;
   drain(*stream->queue);
   return cudaSuccess;
@@ -355,7 +355,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     violate("another stream joins what a stream records");  // CUDA allows it, the stand-in does not
     return done(cudaErrorStreamCaptureUnsupported);
   }
-  if (stream->capture != nullptr) return spoil(stream, cudaErrorStreamCaptureIsolation);
+  if (stream->capture != nullptr)
+    return invalidate_capture(stream, cudaErrorStreamCaptureIsolation);
   return submit(stream, {{}, nullptr, nullptr, [mark = event->mark] { return advance(*mark); }});
 }
 
@@ -417,7 +418,7 @@ cudaError_t cudaMemcpyAsync(void* target, const void* source, size_t count, cuda
   if (kind != cudaMemcpyDefault) violate("a copy that states its direction");
   if (!fits(target, count) || !fits(source, count)) return done(cudaErrorInvalidValue);
   if (pageable(target) || pageable(source)) {
-    if (stream->capture != nullptr) return spoil(stream);
+    if (stream->capture != nullptr) return invalidate_capture(stream);
     ++world().waits;
   }
   return submit(stream, {[=] { std::memcpy(target, source, count); }, target, source});
@@ -437,7 +438,7 @@ cudaError_t cudaMemcpy2DAsync(void* target, size_t target_pitch, const void* sou
     return done(cudaErrorInvalidValue);
   }
   if (pageable(target) || pageable(source)) {
-    if (stream->capture != nullptr) return spoil(stream);
+    if (stream->capture != nullptr) return invalidate_capture(stream);
     ++world().waits;
   }
   return submit(stream, {[=] {

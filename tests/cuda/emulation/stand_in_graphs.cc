@@ -5,12 +5,12 @@
 
 namespace ds::testing::stand_in {
 
-cudaError_t spoil(cudaStream_t stream, cudaError_t status) {
+cudaError_t invalidate_capture(cudaStream_t stream, cudaError_t status) {
   stream->capture->valid = false;
   return done(status);
 }
 
-bool spoil_captures(int gpu, const char* call) {
+bool invalidate_captures(int gpu, const char* call) {
   bool any = false;
   for (const cudaStream_t stream : world().streams) {
     if (stream->gpu != gpu || stream->capture == nullptr) continue;
@@ -27,7 +27,8 @@ cudaError_t submit(cudaStream_t stream, Work work) {
     return cudaSuccess;
   }
   if (!stream->capture->valid) return done(cudaErrorStreamCaptureInvalidated);
-  if (work.ready) return spoil(stream);  // the stand-in records no work that waits for others
+  if (work.ready)
+    return invalidate_capture(stream);  // the stand-in records no work that waits for others
   stream->capture->nodes.push_back(std::move(work));
   return cudaSuccess;
 }
@@ -41,7 +42,7 @@ extern "C" {
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
   STAND_IN_BEGIN(cudaStreamBeginCapture);
   STAND_IN_KNOWN(streams, stream);
-  if (stream->capture != nullptr) return spoil(stream);
+  if (stream->capture != nullptr) return invalidate_capture(stream);
   stream->capture = std::make_unique<Capture>();
   stream->capture->relaxed = mode == cudaStreamCaptureModeRelaxed;
   return cudaSuccess;
@@ -98,7 +99,8 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   STAND_IN_KNOWN(executables, executable);
   STAND_IN_KNOWN(streams, stream);
   if (executable->gpu != stream->gpu) return done(cudaErrorInvalidResourceHandle);
-  if (stream->capture != nullptr) return spoil(stream);  // the stand-in nests no graphs
+  if (stream->capture != nullptr)
+    return invalidate_capture(stream);  // the stand-in nests no graphs
   for (const Work& node : executable->nodes) stream->queue->work.push_back(node);
   ++world().launches;
   return cudaSuccess;

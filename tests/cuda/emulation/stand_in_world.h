@@ -123,9 +123,10 @@ int gpu_of(const char* call);
 // Queues work, or records it.
 cudaError_t submit(cudaStream_t stream, Work work);
 // For calls that a stream which records work does not allow: what it recorded is lost.
-cudaError_t spoil(cudaStream_t stream, cudaError_t status = cudaErrorStreamCaptureUnsupported);
+cudaError_t invalidate_capture(cudaStream_t stream,
+                               cudaError_t status = cudaErrorStreamCaptureUnsupported);
 // The same for calls that concern a whole GPU; true when it recorded.
-bool spoil_captures(int gpu, const char* call);
+bool invalidate_captures(int gpu, const char* call);
 
 }  // namespace ds::testing::stand_in
 
