@@ -25,6 +25,7 @@
 #include "io/backend.h"
 #include "kernels/cuda/libraries.h"
 #include "kernels/matmul/matmul.h"
+#include "kernels/quantize/quantized_matmul.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
@@ -194,6 +195,12 @@ Json compatibility_section(const CpuFeatures& cpu, std::string_view simd, bool g
   list.push_back(feature("wide_simd", wide,
                          wide ? str_cat("kernels run with ", simd)
                               : str_cat("this CPU lacks AVX2; kernels run with ", simd)));
+  const bool codes = kernels::quantized_matmul_runs({.n = 1, .k = 64, .group = 64});
+  list.push_back(feature("int8_activations", codes,
+                         codes ? "prompts of models in int8 and int4 are multiplied in integers, "
+                                 "where generators are asked to"
+                               : "AVX512_VNNI without AMX is what gains by it; prompts are "
+                                 "multiplied in floating point"));
   const std::string_view pages = huge_pages_mode();
   const bool huge = pages == "always" || pages == "madvise";
   list.push_back(feature("huge_pages", huge,

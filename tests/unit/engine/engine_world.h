@@ -51,7 +51,9 @@ inline Json base_config() {
           {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 1e-2}, {"weight_decay", 0.1}}}}},
           {"scheduler",
            {{"type", "WarmupCosineLR"},
-            {"params", {{"total_num_steps", 20}, {"warmup_num_steps", 4}}}}}};
+            // The first step of a warm-up has rate 0 in any case; weights move from the second on.
+            {"params",
+             {{"total_num_steps", 20}, {"warmup_num_steps", 4}, {"warmup_min_ratio", 0.1}}}}}};
 }
 inline Json with(Json config, const Json& change) {
   config.merge_patch(change);
