@@ -7,26 +7,18 @@
 
 #include "kernels/cuda/map.cuh"
 #include "kernels/loss/cross_entropy.h"
+#include "kernels/loss/row_sums.cuh"
 
 namespace ds::kernels {
 namespace {
 
 using namespace cuda;
 
-constexpr float kLog2e = 1.44269504089f;
 constexpr int kMostThreads = 1024;
 constexpr int kMostWarps = kMostThreads / kWarp;
 // What a block can have of a processor's shared memory, less what it needs besides.
 constexpr int64_t kMostKept = int64_t{220} << 10;
 constexpr int kLoads = 4;  // packs that a thread has in flight
-
-__device__ __forceinline__ float infinity() { return __uint_as_float(0x7F800000u); }
-__device__ __forceinline__ float not_a_number() { return __uint_as_float(0x7FC00000u); }
-
-// exp(x - shift)
-__device__ __forceinline__ float exponential(float x, float shift) {
-  return exp2f((x - shift) * kLog2e);
-}
 
 // sum = sum of exp(x - shift); of nothing but -inf it is 0, and the shift -inf.
 template <class Sum>
@@ -34,11 +26,6 @@ struct RowSum {
   float shift;
   Sum sum;
 };
-
-// Where all were -inf so far, any finite number serves.
-__device__ __forceinline__ float finite_shift(float shift) {
-  return shift == -infinity() ? 0.0f : shift;
-}
 
 template <int N>
 __device__ __forceinline__ void add_exponentials(RowSum<float>& row, const float* x) {

@@ -8,6 +8,7 @@
 #include "base/bfloat16.h"
 #include "base/float16.h"
 #include "base/thread_pool.h"
+#include "kernels/cuda/gpu_stream.h"
 
 namespace ds::kernels {
 
@@ -38,6 +39,9 @@ struct Distillation {
 };
 template <class Student, class Teacher>
 void distillation(const Distillation<Student, Teacher>& call, ThreadPool& pool);
+// A label that is not below `valid` makes all of its row NaN.
+template <class Student, class Teacher>
+void distillation(const Distillation<Student, Teacher>& call, const GpuStream& on);
 
 // ---- reference, scalar, double precision (distillation_ref.cc): one row ----
 struct DistillationRow {

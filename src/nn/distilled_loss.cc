@@ -4,8 +4,27 @@
 
 #include "nn/loss_parts.h"
 #include "nn/profile.h"
+#include "ops/elementwise.h"
 
 namespace ds::nn {
+namespace {
+
+// The sum of both losses. Nobody waits for a GPU: rows are weighed before they are added up.
+Tensor weighed(const OpContext& ctx, const ops::DistillationWeights& weights,
+               const DistilledLoss& sums, const Tensor& cross_entropy, const Tensor& divergence) {
+  if (!on_host(cross_entropy)) {
+    Tensor rows = ctx.workspace(DType::kFloat32, cross_entropy.shape());
+    ops::scale(ctx, cross_entropy, weights.labels, rows);
+    ops::accumulate(ctx, divergence, weights.teacher, rows);
+    return sum_of(ctx, rows);
+  }
+  Tensor sum = ctx.workspace(DType::kFloat64, {1});
+  *sum.data<double>() = static_cast<double>(weights.labels) * *sums.cross_entropy.data<double>() +
+                        static_cast<double>(weights.teacher) * *sums.divergence.data<double>();
+  return sum;
+}
+
+}  // namespace
 
 DistilledLoss summed_distillation(Tape& tape, const Value& logits, const Labels& labels,
                                   int64_t valid, const Distillation& from) {
@@ -34,11 +53,8 @@ DistilledLoss summed_distillation(Tape& tape, const Value& logits, const Labels&
          .scale = tape.loss_gradient() * labels.share()},
         {hard, soft});
   }
-  DistilledLoss out{ctx.workspace(DType::kFloat64, {1}), sum_of(ctx, cross_entropy),
-                    sum_of(ctx, divergence), nullptr};
-  *out.sum.data<double>() =
-      static_cast<double>(from.weights.labels) * *out.cross_entropy.data<double>() +
-      static_cast<double>(from.weights.teacher) * *out.divergence.data<double>();
+  DistilledLoss out{{}, sum_of(ctx, cross_entropy), sum_of(ctx, divergence), nullptr};
+  out.sum = weighed(ctx, from.weights, out, cross_entropy, divergence);
   if (!tape.recording()) return out;
   out.slot = std::make_shared<GradientSlot>();
   if (logits.slot) record_gradient(tape, logits, flat, out.slot);

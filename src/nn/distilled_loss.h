@@ -18,12 +18,12 @@ struct Distillation {
   std::function<Tensor(int64_t part)> teacher;
 };
 struct DistilledLoss {
-  Tensor sum;            // of both losses with their weights; these three are float64 [1]
+  Tensor sum;  // of both losses with their weights; these three are float64 [1] on the device
   Tensor cross_entropy;  // sums over the counted labels
   Tensor divergence;
   std::shared_ptr<GradientSlot> slot;  // for the gradient of the mean, fp32 [] on the host
 };
-// On the CPU; the logits' memory is overwritten by their gradient.
+// The logits' memory is overwritten by their gradient.
 DistilledLoss summed_distillation(Tape& tape, const Value& logits, const Labels& labels,
                                   int64_t valid, const Distillation& from);
 

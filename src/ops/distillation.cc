@@ -12,8 +12,6 @@ void distillation(const OpContext& ctx, Tensor& logits, const DistillationInputs
   const Op op{ctx, "distillation"};
   check_dense_float(logits, op, "logits");
   check_dense_float(in.teacher, op, "teacher");
-  DS_CHECK(ctx.device->kind() == DeviceKind::kCpu, Code::kUnsupported, op,
-           " runs on the CPU so far");
   DS_CHECK(logits.dims() == 2 && in.teacher.dims() == 2 && in.teacher.size(0) == logits.size(0),
            Code::kInvalidArgument, op, ": logits must be [rows, vocabulary], the teacher's too, ",
            "not of shape ", logits.shape().text(), " and ", in.teacher.shape().text());
@@ -26,7 +24,6 @@ void distillation(const OpContext& ctx, Tensor& logits, const DistillationInputs
   DS_CHECK(in.weights.temperature > 0, Code::kInvalidArgument, op, ": the temperature is ",
            in.weights.temperature, ", but must be above 0");
   check_labels(op, in.labels, rows, in.valid);
-  if (!ctx.device->computes()) return;
   with_float_type(logits, [&](auto student) {
     with_float_type(in.teacher, [&](auto teacher) {
       using Student = decltype(student);
@@ -43,7 +40,7 @@ void distillation(const OpContext& ctx, Tensor& logits, const DistillationInputs
           .scale = in.scale,
           .cross_entropy = out.cross_entropy.data<float>(),
           .divergence = out.divergence.data<float>()};
-      kernels::distillation(call, *ctx.pool);
+      run(ctx, [&](auto& on) { kernels::distillation(call, on); });
     });
   });
 }

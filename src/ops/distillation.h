@@ -14,7 +14,7 @@ using kernels::DistillationWeights;
 // two losses of each row (kernels/loss/distillation.h), and logits are replaced by scale x the
 // gradient of their weighted sum, 0 in ignored rows and in columns that do not count. Rows do not
 // depend on each other: slices of them give the same bits. A label out of range throws
-// kInvalidArgument naming the row.
+// kInvalidArgument naming the row; on a GPU it makes the row's results NaN.
 struct DistillationInputs {
   const Tensor& teacher;
   const Tensor& labels;
