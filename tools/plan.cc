@@ -194,7 +194,8 @@ void add_room_options(CLI::App& sub, Options& o) {
       ->type_name("FOLDER");
   sub.add_option("--rate", o.rates,
                  "with --fit: a rate per second that is then not measured: product_flops, "
-                 "memory_bytes, read_bytes, write_bytes, near_bytes, far_bytes; may be repeated")
+                 "pass_flops, memory_bytes, read_bytes, write_bytes, near_bytes, far_bytes; may be "
+                 "repeated")
       ->type_name("NAME=NUMBER");
   sub.add_option("--save", o.save, "with --fit: a file for the configuration")->type_name("FILE");
 }

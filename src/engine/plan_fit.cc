@@ -214,27 +214,41 @@ class Fitter {
     const int64_t length = std::max<int64_t>(plan.length(), 1);
     const double tokens = static_cast<double>(plan.config.batch.micro_batch *
                                               plan.config.batch.accumulation * length);
+    const RateMeter::Flops token = forward_flops(plan);
+    const double again =
+        choice.checkpoint_every == 0 ? 0 : 1 / static_cast<double>(choice.checkpoint_every);
+    const double teacher = plan.model.teacher ? teacher_flops(*plan.model.teacher) : 0;
+    const double flops =
+        tokens * (3 * (token.blocks + token.rest) + again * token.blocks + teacher);
+    return flops / meter_.pass_flops(plan, choice.micro_batch, token);
+  }
+
+  // Of a token, of experts those that it goes to.
+  static RateMeter::Flops forward_flops(const PlanContext& plan) {
+    const models::Architecture* const architecture = plan.model.architecture;
     double blocks = 0, head = 0, width = 1;
     for (nn::ParamId id = 0; id < plan.model.parameters->size(); ++id) {
       const nn::Parameter& p = (*plan.model.parameters)[id];
-      if (p.projection || plan.model.architecture == nullptr) {
-        blocks += static_cast<double>(p.shape.elements());
+      if (!p.projection && architecture != nullptr) continue;
+      auto elements = static_cast<double>(p.shape.elements());
+      if (p.split.experts > 0) {
+        elements *= static_cast<double>(architecture->info().experts_per_token) /
+                    static_cast<double>(p.split.experts);
+      } else if (p.projection) {
+        width = static_cast<double>(std::min(p.shape[0], p.shape[1]));
       }
-      if (p.projection) width = static_cast<double>(std::min(p.shape[0], p.shape[1]));
+      blocks += elements;
     }
-    if (plan.model.architecture != nullptr) {
-      const models::ArchitectureInfo& info = plan.model.architecture->info();
+    if (architecture != nullptr) {
+      const models::ArchitectureInfo& info = architecture->info();
       if (info.output != nn::kNoParam) {
         head = static_cast<double>((*plan.model.parameters)[info.output].shape.elements());
       }
       // Queries with keys, and probabilities with values, of half the pairs.
-      blocks += static_cast<double>(info.layers) * width * static_cast<double>(length);
+      blocks += static_cast<double>(info.layers) * width *
+                static_cast<double>(std::max<int64_t>(plan.length(), 1));
     }
-    const double again =
-        choice.checkpoint_every == 0 ? 0 : 1 / static_cast<double>(choice.checkpoint_every);
-    const double teacher = plan.model.teacher ? teacher_flops(*plan.model.teacher) : 0;
-    const double flops = tokens * (2 * (3 * (blocks + head) + again * blocks) + teacher);
-    return flops / meter_.product_flops(plan, choice.micro_batch * length);
+    return {2 * blocks, 2 * head};
   }
 
   // The disk is one: what is read and what is written take their turns.
@@ -264,6 +278,7 @@ class Fitter {
     PlanRates rates;
     rates.product_flops =
         meter_.product_flops(plan, chosen.choice.micro_batch * std::max<int64_t>(plan.length(), 1));
+    rates.pass_flops = meter_.pass_flops(plan, chosen.choice.micro_batch, forward_flops(plan));
     rates.memory_bytes = meter_.memory_bytes();
     rates.read_bytes = meter_.read_bytes();
     rates.write_bytes = meter_.write_bytes();

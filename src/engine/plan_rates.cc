@@ -57,7 +57,8 @@ std::pair<int64_t, int64_t> product_sides(const PlanContext& plan) {
 }  // namespace
 
 Json PlanRates::to_json() const {
-  Json out = {{"product_flops", product_flops}, {"memory_bytes", memory_bytes}};
+  Json out = {
+      {"product_flops", product_flops}, {"pass_flops", pass_flops}, {"memory_bytes", memory_bytes}};
   if (read_bytes > 0) out["read_bytes"] = read_bytes;
   if (write_bytes > 0) out["write_bytes"] = write_bytes;
   if (near_bytes > 0) out["near_bytes"] = near_bytes;
@@ -85,6 +86,18 @@ double RateMeter::product_flops(const PlanContext& plan, int64_t rows) {
   known = best_rate(2.0 * static_cast<double>(rows) * static_cast<double>(in * out),
                     [&] { ops::linear(ctx, x, w, Tensor(), y); });
   return known;
+}
+
+// Backward computes two products for each of forward's.
+double RateMeter::pass_flops(const PlanContext& plan, int64_t samples, const Flops& token) {
+  if (const double rate = given("pass_flops"); rate > 0) return rate;
+  const int64_t rows = samples * std::max<int64_t>(plan.length(), 1);
+  if (given("product_flops") > 0) return product_flops(plan, rows);
+  const auto [known, fresh] = passes_.try_emplace(std::min(rows, kMostRows));
+  if (fresh) known->second = time_pass(plan, samples, pool_);
+  if (!known->second) return product_flops(plan, rows);
+  const double layers = plan.model.architecture->info().layers;
+  return 3 * (token.blocks + token.rest) / (layers * known->second->block + known->second->rest);
 }
 
 double RateMeter::memory_bytes() {

@@ -7,12 +7,14 @@
 #include "base/json.h"
 #include "base/thread_pool.h"
 #include "engine/plan_context.h"
+#include "engine/plan_timing.h"
 
 namespace ds {
 
 // Per second.
 struct PlanRates {
   double product_flops = 0;                // of matrix products in the compute type, of many rows
+  double pass_flops = 0;                   // of these in passes, other operators between them
   double memory_bytes = 0;                 // read and written by an update
   double read_bytes = 0, write_bytes = 0;  // of the disk with state; 0: there is none
   double near_bytes = 0, far_bytes = 0;    // a rank sends within its node, and across nodes
@@ -27,6 +29,15 @@ class RateMeter {
 
   // Of a model's layers, products of so many rows; measured once for each number of rows.
   double product_flops(const PlanContext& plan, int64_t rows);
+  // Floating-point operations of products in a token's forward pass: of all blocks, and of what
+  // stands around them.
+  struct Flops {
+    double blocks = 0;
+    double rest = 0;
+  };
+  // Of passes of so many samples. Where no pass can be timed, or `product_flops` is given, that of
+  // products.
+  double pass_flops(const PlanContext& plan, int64_t samples, const Flops& token);
   double memory_bytes();
   // Writes and reads a file without a name in a folder.
   void measure_disk(const PlanContext& plan, const std::string& folder);
@@ -41,6 +52,7 @@ class RateMeter {
   const Json given_;
   ThreadPool& pool_;
   std::map<int64_t, double> products_;
+  std::map<int64_t, std::optional<PassSeconds>> passes_;  // by tokens
   double memory_ = 0, read_ = 0, write_ = 0;
 };
 

@@ -105,8 +105,37 @@ TEST(Fit, NothingFits) {
 // Rates of this machine, in the folder of the files.
 TEST(Fit, MeasuredRatesAreNumbers) {
   const Json plan = fit(config(), 16 << 20, Json::object());
-  for (const char* name : {"product_flops", "memory_bytes", "read_bytes", "write_bytes"}) {
+  for (const char* name :
+       {"product_flops", "pass_flops", "memory_bytes", "read_bytes", "write_bytes"}) {
     EXPECT_GT(plan["fit"]["rates"][name].get<double>(), 0) << name;
+  }
+}
+
+// Of passes counts what is given of them, else what is given of products.
+TEST(Fit, PassesCountByTheirOwnRate) {
+  const auto compute = [](const Json& speeds) {
+    return fit(config(), int64_t{1} << 32, speeds)["fit"]["seconds_per_step"]["compute"]
+        .get<double>();
+  };
+  const double products = compute(rates());
+  EXPECT_DOUBLE_EQ(compute(with(rates(), {{"pass_flops", 1e11}})), products);
+  EXPECT_DOUBLE_EQ(compute(with(rates(), {{"pass_flops", 2.5e10}})), 4 * products);
+}
+
+// Models whose passes cannot be timed, such as those of which only the size is known, and layers of
+// experts, of which a token's own count.
+TEST(Fit, EveryKindOfModelHasARate) {
+  PlanOptions options;
+  options.on_gpu = false;
+  options.sequence_length = 32;
+  PlanQuestion question;
+  question.fit = true;
+  question.memory = int64_t{1} << 32;
+  const Json experts = with(shape(64), {{"model_type", "gpt_moe"}, {"num_experts", 4}});
+  for (const Json& model : {Json{{"parameters", 100'000}, {"layers", 2}}, shape(64), experts}) {
+    const Json plan = plan_training(model, dump_json(config()), options, question);
+    EXPECT_GT(plan["fit"]["rates"]["pass_flops"].get<double>(), 0);
+    EXPECT_GT(plan["fit"]["seconds_per_step"]["compute"].get<double>(), 0);
   }
 }
 
