@@ -132,8 +132,8 @@ KeyTable activation_checkpointing_table() {
                       "CPU it changes nothing.")
                      .to(&ActivationCheckpointingConfig::cpu_checkpointing),
                  flag("nvme_checkpointing", false,
-                      "Keep the inputs of segments in files, of a model on the CPU: written "
-                      "behind the forward pass and read ahead of backward, as aio says. "
+                      "Keep the inputs of segments in files of the host: written behind the "
+                      "forward pass and read ahead of backward, as aio says. "
                       "(Extension.)")
                      .to(&ActivationCheckpointingConfig::nvme_checkpointing),
                  text("nvme_path", std::nullopt,

@@ -22,8 +22,7 @@ KeyTable offload_param_table() {
   return table(
              "Where weights rest between uses. Stage 3 only. cpu: in the host's memory, from where "
              "a GPU gets those that it uses; those of a model on the CPU are there anyway. nvme: "
-             "in "
-             "files, of a model on the CPU; docs/training.md.",
+             "in files, from where the host reads them; docs/training.md.",
              {
                  choice("device", {"none", "cpu", "nvme"}, "none",
                         "Place; below stage 3 it has no effect.")
@@ -57,7 +56,7 @@ KeyTable offload_optimizer_table() {
   return table(
              "Where masters, gradients and optimizer states rest between updates. Stages 1-3. cpu: "
              "in the host's memory, while a GPU trains; a model on the CPU has them there anyway. "
-             "nvme: in files, of a model on the CPU; docs/training.md.",
+             "nvme: in files of the host; docs/training.md.",
              {
                  choice("device", {"none", "cpu", "nvme"}, "none", "Place.")
                      .decided_by_caller()

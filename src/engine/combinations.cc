@@ -103,17 +103,9 @@ constexpr Combination kStart[] = {
     {kRefused, kOffload, "zero_optimization.stage 0 and a model on a GPU",
      "stages 1 to 3 offload, whatever the number of ranks", "use stage 1",
      [](const Situation& s) { return offloads(s) && s.config.zero.stage == 0; }},
-    {kRefused, "zero_optimization.offload_optimizer.device nvme", "a model on a GPU",
-     "its state lies there or in the host's memory so far", "use device cpu, or train on the CPU",
-     [](const Situation& s) { return offloads(s) && s.config.zero.offload_optimizer->in_files(); }},
-    {kRefused, kOffloadWeights, "a model on a GPU",
-     "its weights rest there or in the host's memory so far", "use device cpu, or train on the CPU",
-     [](const Situation& s) {
-       return offloads_weights(s) && s.config.zero.offload_param->in_files() && s.gpu();
-     }},
     {kRefused, "zero_optimization.offload_param", "a model on a GPU and no offload_optimizer",
      "weights that rest on the host follow masters there",
-     "use offload_optimizer with device cpu, too, or leave it out",
+     "use offload_optimizer with device cpu or nvme, too, or leave it out",
      [](const Situation& s) {
        return offloads_weights(s) && s.gpu() && !s.config.zero.offload_optimizer;
      }},
@@ -125,12 +117,6 @@ constexpr Combination kStart[] = {
        const auto& zenflow = s.config.zero.zenflow;
        return offloads_weights(s) && s.gpu() &&
               (super_offload(s) || (zenflow && zenflow->overlap_step));
-     }},
-    {kRefused, "activation_checkpointing.nvme_checkpointing", "a model on a GPU",
-     "inputs of segments wait there or in the host's memory so far",
-     "use cpu_checkpointing, or train on the CPU",
-     [](const Situation& s) {
-       return s.config.activation_checkpointing.in_files() && s.gpu() && !s.own_parameters();
      }},
     {kRefused, kOverlappedStep, "weights in files that are masters or halves of them",
      "passes and the update beside them would read one file",
@@ -201,11 +187,6 @@ constexpr Combination kStart[] = {
     {kRefused, kDistillation, "a program's own parameters",
      "the library does not run their passes, so that it has no outputs to compare", "leave it out",
      [](const Situation& s) { return s.config.distillation.enabled && s.own_parameters(); }},
-    {kRefused, kDistillation, "a model on a GPU",
-     "the loss of both models' logits is computed on the CPU so far", "keep the model on the CPU",
-     [](const Situation& s) {
-       return s.config.distillation.enabled && s.gpu() && !s.own_parameters();
-     }},
     {kWithoutEffect, kGraphs, "a model on the CPU", "the model is not on a GPU", "",
      [](const Situation& s) { return !s.gpu(); }},
     {kWithoutEffect, kGraphs, "zero_optimization.stage 3 on several ranks",
@@ -230,6 +211,8 @@ constexpr Combination kStart[] = {
        const ActivationCheckpointingConfig& segments = s.config.activation_checkpointing;
        return segments.enabled && segments.cpu_checkpointing;
      }},
+    {kWithoutEffect, kGraphs, kDistillation, "the teacher's part ends at a step of its own", "",
+     [](const Situation& s) { return s.config.distillation.enabled; }},
     {kWithoutEffect, kGraphs, "fp8.enabled", "weights in fp8 are cast in some micro batches only",
      "", [](const Situation& s) { return s.config.precision.fp8.enabled; }},
     {kWithoutEffect, kGraphs, "wall_clock_breakdown and flops_profiler",
@@ -237,9 +220,12 @@ constexpr Combination kStart[] = {
      [](const Situation& s) {
        return s.config.wall_clock_breakdown || s.config.flops_profiler.enabled;
      }},
-    {kWithoutEffect, kOffloadRatio, "a model on a GPU",
+    {kWithoutEffect, kOffloadRatio, "device cpu and a model on a GPU",
      "all of the optimizer's state is offloaded so far", "",
-     [](const Situation& s) { return offloads(s) && s.config.zero.offload_optimizer->ratio < 1; }},
+     [](const Situation& s) {
+       const auto& offload = s.config.zero.offload_optimizer;
+       return offloads(s) && !offload->in_files() && offload->ratio < 1;
+     }},
     {kWithoutEffect, kOffloadRatio, "device cpu and a model on the CPU",
      "device and host are the same memory there", "",
      [](const Situation& s) {

@@ -148,11 +148,10 @@ std::vector<Change> changes_of(const PlanContext& plan) {
                    zero.stage == 0 ? "each rank keeps a share of gradients and optimizer state"
                                    : "weights are gathered from the ranks when they are used"});
   }
-  if (on_gpu) {
-    add_host(plan, out);
-  } else {
-    add_files(plan, out);
-  }
+  if (on_gpu) add_host(plan, out);
+  // Of a GPU's rank, once its state is on the host; updates ahead of the step need it in memory.
+  const bool ahead = zero.offload_optimizer && zero.offload_optimizer->super_offload;
+  if (!on_gpu || (plan.offloads() && !ahead)) add_files(plan, out);
   return out;
 }
 

@@ -44,14 +44,15 @@ class PlanContext {
   // Of an engine; `on_gpu`: its model is on one.
   PlanContext(PlanModel model, const Config& config, int world, int ranks_per_node, bool on_gpu);
 
-  // The optimizer's state is on the host, and the rank computes on a GPU.
-  bool offloads() const { return on_gpu_ && config.zero.offload_optimizer && !in_files(); }
+  // The optimizer's state is on the host, in memory or in files, and the rank computes on a GPU.
+  bool offloads() const { return on_gpu_ && config.zero.offload_optimizer; }
   // So are the weights, of which the GPU has what it uses.
   bool weights_beside_gpu() const { return offloads() && ds::weights_beside_gpu(config); }
-  // It is in files, and the rank computes on a CPU.
   bool in_files() const {
     return config.zero.offload_optimizer && config.zero.offload_optimizer->in_files();
   }
+  // What is mapped of its files lies in the memory that the rank computes in.
+  bool maps_files() const { return in_files() && !on_gpu_; }
   bool on_gpu() const { return on_gpu_; }
   int64_t item() const { return dtype_size(type); }
   DType gradient_type() const { return dtype_of(config.precision.grad_accum_dtype); }

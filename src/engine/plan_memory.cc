@@ -42,7 +42,7 @@ class MemoryPlanner {
     MemoryPlan out;
     plan_files(out.files);
     out.weight_files = weight_file_elements() * plan_.item();
-    if (plan_.offloads()) plan_host(out.host);
+    if (plan_.offloads()) plan_host(out);
     plan_device(out);
     return out;
   }
@@ -50,8 +50,6 @@ class MemoryPlanner {
  private:
   const Config& config() const { return plan_.config; }
   int64_t held(StateRole role) const { return plan_.layout->held(role); }
-  bool any_files() const { return plan_.in_files() || weights_in_files(config()); }
-
   // A program's own gradients travel from where they lie whole, or are held whole beside the sums
   // of a step of several micro batches.
   int64_t gradient_bytes() const {
@@ -91,6 +89,10 @@ class MemoryPlanner {
     const int64_t masters = held(StateRole::kMasters);
     files.parameters =
         weight_file_elements() * plan_.item() + share_in_files(master_bytes(), masters);
+    // Beside weights that a GPU has, the upper halves of split masters lie with the lower ones.
+    if (plan_.offloads() && !plan_.weights_beside_gpu() && config().precision.split_master) {
+      files.parameters += share_in_files(2 * masters, masters);
+    }
     if (!plan_.model.own_parameters) {
       files.gradients = share_in_files(gradient_bytes(), held(StateRole::kGradients));
     }
@@ -98,18 +100,37 @@ class MemoryPlanner {
     if (config().activation_checkpointing.in_files()) files.activations = kept_input_bytes();
   }
 
-  // Beside a GPU: fp32 masters, or weights and low halves, with all that follows from them, and the
-  // buffers that everything travels through.
-  void plan_host(MemoryTable& host) const {
+  // Beside a GPU: fp32 masters, or weights and low halves, with all that follows from them, less
+  // what is in files, and the buffers that everything travels through.
+  void plan_host(MemoryPlan& out) const {
+    MemoryTable& host = out.host;
     const zero::HostBuffers buffers(offload_options(config(), nullptr), held(StateRole::kWeights));
     host.parameters = held(StateRole::kMasters) * 4;
-    const bool rounded = plan_.type != DType::kFloat32 && !config().precision.split_master;
-    if (plan_.weights_beside_gpu() && rounded) {
+    // Rounded from masters, or a copy of those in files.
+    const bool own_weights = plan_.type != DType::kFloat32
+                                 ? !config().precision.split_master
+                                 : plan_.in_files() && !weights_in_files(config());
+    if (plan_.weights_beside_gpu() && own_weights) {
       host.parameters += held(StateRole::kWeights) * plan_.item();
     }
-    host.gradients = gradient_bytes();
-    host.optimizer = optimizer_bytes() + kept_beside();
+    host.parameters -= out.files.parameters;
+    host.gradients = gradient_bytes() - out.files.gradients;
+    host.optimizer = optimizer_bytes() - out.files.optimizer + kept_beside();
     host.communication = buffers.bytes();
+    host.io = std::max(plan_.in_files() ? update_buffers(out.files) : 0, weights_on_their_way());
+  }
+
+  // Of weights in files beside a GPU: this rank's pieces of what is read ahead.
+  int64_t weights_on_their_way() const {
+    if (!weights_in_files(config()) || !plan_.weights_beside_gpu()) return 0;
+    const int64_t most = std::min(plan_.share.gather.prefetch, plan_.share.gather.live);
+    int64_t largest = 0, all = 0;
+    for (const zero::Bucket& bucket : plan_.flat().buckets()) {
+      largest = std::max(largest, bucket.piece);
+      all += bucket.piece;
+    }
+    const int64_t ahead = most / plan_.shard.ranks();
+    return std::min(all, ahead + largest) * plan_.item();
   }
 
   void plan_device(MemoryPlan& out) {
@@ -121,7 +142,7 @@ class MemoryPlanner {
     // that bf16 lacks.
     const bool alone = plan_.type != DType::kFloat32 && !plan_.offloads() && !plan_.in_files();
     int64_t masters = alone ? master_bytes() : 0;
-    if (plan_.in_files()) {
+    if (plan_.maps_files()) {
       masters = master_bytes() - share_in_files(master_bytes(), held(StateRole::kMasters));
     }
     device.parameters = weights + masters + second_bytes() + code_bytes() + teacher_bytes();
@@ -159,7 +180,7 @@ class MemoryPlanner {
       }
     } else {
       out.activations_known = false;
-      update.io = update_buffers(out.files);
+      if (plan_.maps_files()) update.io = update_buffers(out.files);
       pass.activations = activation_estimate();
       pass.communication += buffer_bytes();
       update.communication = pass.communication;
@@ -241,7 +262,7 @@ class MemoryPlanner {
   }
 
   int64_t largest_gradient() const {
-    if (!plan_.in_files()) return 0;
+    if (!plan_.maps_files()) return 0;
     int64_t most = 0;
     for (nn::ParamId id = 0; id < plan_.model.parameters->size(); ++id) {
       const nn::Parameter& p = (*plan_.model.parameters)[id];
@@ -256,7 +277,7 @@ class MemoryPlanner {
   // Memory that weights in files come through: what is read, and what is read ahead.
   int64_t kept_buffers() const {
     constexpr int64_t kWeightBuffers = 4;
-    if (!any_files()) return 0;
+    if (plan_.on_gpu()) return 0;
     const zero::StateFileOptions options =
         state_file_options(config(), false, shard_ranks(config(), plan_.world));
     int64_t bytes = 0;
@@ -268,7 +289,6 @@ class MemoryPlanner {
 
   // The parts of an update, of which one may be read and one written beside that which is updated.
   int64_t update_buffers(const MemoryTable& files) const {
-    if (!plan_.in_files()) return 0;
     const zero::StateFileOptions options =
         state_file_options(config(), false, shard_ranks(config(), plan_.world));
     const int64_t states = held(StateRole::kMasters);
@@ -463,6 +483,7 @@ Json device_json(const MemoryPlan& plan) {
 Json host_json(const MemoryPlan& plan) {
   Json out = table_json(plan.host);
   out["communication"] = plan.host.communication;
+  out["io"] = plan.host.io;
   out["total"] = plan.host.total();
   return out;
 }

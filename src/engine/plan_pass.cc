@@ -133,11 +133,11 @@ class PlannedState : public nn::ParameterReader, public nn::GradientSink {
         state_file_options(plan.config, false, shard_ranks(plan.config, plan.world));
     const int64_t most = zero::StateFiles::most_of(files.sub_group_elements);
     part_ = most;
-    if (files.optimizer) {
+    if (files.optimizer && !plan.on_gpu()) {
       state_files_ =
           std::make_shared<FileMemory>(ctx.device, *files.optimizer, most * int64_t{sizeof(float)});
     }
-    if (files.weights) {
+    if (files.weights && !plan.on_gpu()) {
       weight_files_ = std::make_shared<FileMemory>(ctx.device, *files.weights,
                                                    most * int64_t{sizeof(bfloat16)});
       // Weights of fp32 are masters.
@@ -211,7 +211,7 @@ class PlannedState : public nn::ParameterReader, public nn::GradientSink {
     if (first) {
       if (plan_.gradient_type() != DType::kFloat32) {
         sum = Tensor::empty(ctx_.device, DType::kFloat32, shape, MemoryTag::kGradients);
-      } else if (plan_.in_files()) {
+      } else if (plan_.maps_files()) {
         sum = state_files_->take(DType::kFloat32, shape.elements(), flat_begin(id)).view(shape);
       } else {
         sum = resting(DType::kFloat32, shape);
@@ -228,9 +228,9 @@ class PlannedState : public nn::ParameterReader, public nn::GradientSink {
     }
     Tensor& sum = sums_[static_cast<size_t>(id)];
     if (!sum) return;
-    if (plan_.in_files() && plan_.gradient_type() != DType::kFloat32)
+    if (plan_.maps_files() && plan_.gradient_type() != DType::kFloat32)
       add_to_file(sum.elements(), flat_begin(id));
-    const bool mapped = plan_.in_files() && plan_.gradient_type() == DType::kFloat32;
+    const bool mapped = plan_.maps_files() && plan_.gradient_type() == DType::kFloat32;
     if (mapped) keep_writing(sum);
     sum = Tensor();
   }
@@ -324,7 +324,7 @@ class PlannedState : public nn::ParameterReader, public nn::GradientSink {
         .comm_dtype_for_all = share.comm_dtype_for_all};
     const auto take = [this](const zero::Bucket& bucket,
                              const Tensor& sum) -> std::shared_ptr<Event> {
-      if (plan_.in_files()) add_to_file(bucket.piece, bucket.owned);
+      if (plan_.maps_files()) add_to_file(bucket.piece, bucket.owned);
       static_cast<void>(sum);
       // A GPU's copies to the host still read the bucket.
       return plan_.offloads() ? std::make_shared<HostEvent>() : nullptr;
@@ -478,7 +478,7 @@ std::optional<PassMemory> count_passes(const PlanContext& plan,
     // Weights are fetched ahead once their order is known.
     // Memory that passes leave to the next micro batch, the update gives back.
     const bool several = plan.config.batch.accumulation > 1;
-    const int passes = plan.stage == 3 ? 3 : plan.in_files() && several ? 2 : 1;
+    const int passes = plan.stage == 3 ? 3 : plan.maps_files() && several ? 2 : 1;
     for (int pass = 0; pass < passes; ++pass) {
       if (!several && pass > 0) state.rest();
       state.begin_pass();
@@ -495,7 +495,7 @@ std::optional<PassMemory> count_passes(const PlanContext& plan,
     const int64_t with_update = device->account().total_peak();
     out.in_update = with_update > most;
     // The next step's passes, beside what the update keeps.
-    if (plan.in_files()) {
+    if (plan.maps_files()) {
       state.rest();
       state.pieces_changed();
       state.begin_pass();

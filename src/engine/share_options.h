@@ -77,11 +77,11 @@ inline bool weights_in_files(const Config& config) {
   return state || config.precision.compute != Precision::kFp32;
 }
 
-// Whether weights rest in the host's memory, beside a GPU that has what it uses of them.
+// Whether weights rest on the host, in memory or in files, beside a GPU that has what it uses of
+// them.
 inline bool weights_beside_gpu(const Config& config) {
   const ZeroConfig& zero = config.zero;
-  return zero.stage == 3 && zero.offload_param && !zero.offload_param->in_files() &&
-         zero.offload_optimizer && !zero.offload_optimizer->in_files();
+  return zero.stage == 3 && zero.offload_param && zero.offload_optimizer;
 }
 
 // What `aio` says of each of its threads.
@@ -150,10 +150,13 @@ inline zero::StateFileOptions state_file_options(const Config& config, bool stat
 inline zero::OffloadOptions offload_options(const Config& config,
                                             const std::shared_ptr<Device>& host) {
   const ZeroConfig& zero = config.zero;
+  // What is mapped of files at a time is what travels.
+  const bool in_files = zero.offload_optimizer->in_files() || weights_in_files(config);
   return {.host = host,
           .pinned = zero.offload_optimizer->pin_memory,
           .buffers = std::min(zero.offload_optimizer->buffer_count, 64),
-          .sub_group_elements = zero.sub_group_size,
+          .sub_group_elements =
+              in_files ? zero::StateFiles::most_of(zero.sub_group_size) : zero.sub_group_size,
           .bucket_elements = share_options(config).bucket_elements,
           .weights = weights_beside_gpu(config),
           .weights_pinned = !zero.offload_param || zero.offload_param->pin_memory};

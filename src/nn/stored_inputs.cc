@@ -1,10 +1,10 @@
 #include "nn/stored_inputs.h"
 
-#include <cstring>
 #include <exception>
 #include <utility>
 
 #include "base/error.h"
+#include "tensor/transfer.h"
 
 namespace ds::nn {
 
@@ -12,7 +12,11 @@ class StoredInputs::Kept {
  public:
   // It stays in memory.
   explicit Kept(Tensor x) : here_(std::move(x)) {}
-  Kept(StoreRoom& room, const Tensor& x) : mark_(x), room_(&room), place_(room.take(x.bytes())) {}
+  Kept(StoreRoom& room, const Tensor& x)
+      : device_(on_host(x) ? nullptr : x.storage()->device()),
+        mark_(x),
+        room_(&room),
+        place_(room.take(x.bytes())) {}
   ~Kept() {
     if (room_ != nullptr) room_->give(place_);
   }
@@ -23,7 +27,7 @@ class StoredInputs::Kept {
 
   void write(const Tensor& x) const {
     ArrayLease lease = room_->map(place_, Access::kWrite);
-    std::memcpy(lease.data().raw(), x.raw(), static_cast<size_t>(x.bytes()));
+    copy_to_host(x, lease.data().raw());
     lease.close();
   }
 
@@ -33,10 +37,7 @@ class StoredInputs::Kept {
     Tensor out = mark_.find();
     if (out) return out;
     const ArrayLease lease = room_->map(place_, Access::kRead);
-    const Tensor& bytes = lease.data();
-    const int64_t offset =
-        static_cast<std::byte*>(bytes.raw()) - static_cast<std::byte*>(bytes.storage()->data());
-    out = Tensor(bytes.storage(), offset, mark_.dtype(), mark_.shape());
+    out = device_ ? on_device(lease.data()) : in_place(lease.data());
     mark_ = TensorMark(out);
     return out;
   }
@@ -46,7 +47,19 @@ class StoredInputs::Kept {
   }
 
  private:
+  Tensor on_device(const Tensor& bytes) const {
+    Tensor out = Tensor::empty(device_, mark_.dtype(), mark_.shape(), MemoryTag::kActivations);
+    copy_from_host(bytes.raw(), out);
+    return out;
+  }
+  Tensor in_place(const Tensor& bytes) const {
+    const int64_t offset =
+        static_cast<std::byte*>(bytes.raw()) - static_cast<std::byte*>(bytes.storage()->data());
+    return {bytes.storage(), offset, mark_.dtype(), mark_.shape()};
+  }
+
   const Tensor here_;
+  const std::shared_ptr<Device> device_;  // a GPU that it came from, and goes back to; or null
   TensorMark mark_;
   StoreRoom* const room_ = nullptr;  // null: here_
   const StoreRoom::Place place_;
@@ -76,7 +89,9 @@ std::shared_ptr<StoredInputs::Kept> StoredInputs::store(const Tensor& x) {
 size_t StoredInputs::keep(std::span<const Tensor> inputs) {
   Segment segment;
   for (const Tensor& x : inputs) {
-    const bool travels = x && x.bytes() >= TensorMark::kSmallest && x.contiguous();
+    // A caller's memory on a GPU stays: nobody could make the like of it.
+    const bool travels = x && x.bytes() >= TensorMark::kSmallest && x.contiguous() &&
+                         (on_host(x) || x.storage()->device() != nullptr);
     segment.push_back(travels ? store(x) : std::make_shared<Kept>(x));
   }
   segments_.push_back(std::move(segment));

@@ -1,6 +1,7 @@
 // Inputs that checkpointed segments keep, in array stores such as files from forward to backward:
 // written behind the pass and read ahead of it, so that memory holds those of a segment or two,
-// whatever their number. They come back with the same bits.
+// whatever their number. They come back with the same bits. Beside a GPU the host waits for what a
+// segment keeps, and the file for the host: the GPU has nothing to do while it is copied.
 #pragma once
 
 #include <memory>
@@ -14,7 +15,7 @@ namespace ds::nn {
 
 class StoredInputs final : public KeptInputs {
  public:
-  // Of one pass on the CPU. Several may use a room, from one thread.
+  // Of one pass. Several may use a room, from one thread.
   explicit StoredInputs(StoreRoom& room) : room_(room) {}
   // Gives all room back.
   ~StoredInputs() override;

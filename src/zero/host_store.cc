@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "ops/elementwise.h"
+#include "ops/stored_array.h"
 #include "tensor/transfer.h"
 
 namespace ds::zero {
@@ -30,10 +31,10 @@ HostStore::HostStore(const OpContext& ctx, const OffloadOptions& options, optim:
       pinned_(host_memory_of(ctx.device)),
       memory_(options.pinned ? pinned_ : options.host),
       weights_(std::move(weights)),
-      rounds_(weights_.memory().dtype() != DType::kFloat32 && !split),
-      on_host_(on_host(weights_.memory())),
+      rounds_(weights_.dtype() != DType::kFloat32 && !split),
+      on_host_(!in_file() && on_host(weights_.memory())),
       stream_(ctx.device) {
-  const HostBuffers wanted(options, weights_.memory().elements());
+  const HostBuffers wanted(options, weights_.elements());
   sub_group_ = wanted.elements;
   buffers_.resize(static_cast<size_t>(wanted.count));
   for (Buffer& buffer : buffers_) {
@@ -60,22 +61,24 @@ size_t HostStore::take_buffer() {
 
 // ---- gradients ----
 
-std::shared_ptr<Event> HostStore::receive(const Tensor& from, const Tensor& to, bool add,
-                                          Arrived arrived) {
+std::shared_ptr<Event> HostStore::receive(const Tensor& from, const Target& to, Arrived arrived) {
   try {
     if (arrived) finish_ready_arrivals();
-    return start_arrival(from, to, add, std::move(arrived));
+    return start_arrival(from, to, std::move(arrived));
   } catch (...) {
     drop();  // a copy may have begun that nobody knows of
     throw;
   }
 }
 
-std::shared_ptr<Event> HostStore::start_arrival(const Tensor& from, const Tensor& to, bool add,
+std::shared_ptr<Event> HostStore::start_arrival(const Tensor& from, const Target& to,
                                                 Arrived arrived) {
   stream_.follow();
-  if (!add && to.dtype() == from.dtype() && reached(to)) {
-    stream_.copy(to.raw(), from.raw(), from.bytes());
+  const bool straight = !to.add && to.array.in_memory() && to.array.dtype() == from.dtype() &&
+                        reached(to.array.memory());
+  if (straight) {
+    const Tensor there = to.array.memory().slice(0, to.begin, to.begin + from.elements());
+    stream_.copy(there.raw(), from.raw(), from.bytes());
     received_ = stream_.mark();
     if (arrived) direct_.push_back({received_, std::move(arrived)});
     return received_;
@@ -89,7 +92,10 @@ std::shared_ptr<Event> HostStore::start_arrival(const Tensor& from, const Tensor
     stream_.copy(buffer.memory.raw(), piece.raw(), piece.bytes());
     buffer.copied = last = stream_.mark();
     buffer.arriving = true;
-    arrivals_.push_back({index, from.dtype(), to.slice(0, at, end), add,
+    arrivals_.push_back({index,
+                         from.dtype(),
+                         end - at,
+                         {to.array, to.begin + at, to.add},
                          end == from.elements() ? std::move(arrived) : nullptr});
   }
   return last;
@@ -99,11 +105,11 @@ void HostStore::finish_arrival() {
   Arrival& arrival = arrivals_.front();
   Buffer& buffer = buffers_[arrival.buffer];
   buffer.copied->synchronize();
-  const Tensor piece = view(arrival.buffer, arrival.type, arrival.to.elements());
-  if (arrival.add) {
-    ops::accumulate(host_, piece, arrival.to);
+  const Tensor piece = view(arrival.buffer, arrival.type, arrival.elements);
+  if (arrival.to.add) {
+    ops::accumulate_array(host_, piece, arrival.to.array, arrival.to.begin);
   } else {
-    ops::cast(host_, piece, arrival.to);
+    ops::write_array(host_, piece, arrival.to.array, arrival.to.begin);
   }
   buffer.arriving = false;
   const Arrived arrived = std::move(arrival.arrived);
@@ -155,12 +161,12 @@ void HostStore::open_update() {
 
 void HostStore::fetch(const optim::SubGroup& group, ops::UpdateTensors& part, bool weights) {
   if (!weights || !rounds_) return;
-  part.model = on_host_ ? weights_at(weights_.compact ? group.begin : group.flat, group.elements())
-                        : weights_room(group.elements());
+  part.model = weights_room(weights_.compact ? group.begin : group.flat, group.elements());
 }
 
-Tensor HostStore::weights_room(int64_t elements) {
-  const DType type = weights_.memory().dtype();
+Tensor HostStore::weights_room(int64_t weights, int64_t elements) {
+  if (on_host_) return weights_at(weights, elements);
+  const DType type = weights_.dtype();
   if (elements > sub_group_) return host_.workspace(type, {elements});
   size_t buffer = next_;
   try_to_send([&] { buffer = take_buffer(); });
@@ -168,16 +174,25 @@ Tensor HostStore::weights_room(int64_t elements) {
 }
 
 void HostStore::flush(const optim::SubGroup& group, const ops::UpdateTensors& part, bool weights) {
-  if (weights) try_to_send([&] { send_part(weights_.compact ? group.begin : group.flat, part); });
+  if (!weights) return;
+  const int64_t at = weights_.compact ? group.begin : group.flat;
+  if (in_file()) return write_part(at, part);  // its errors are the update's
+  try_to_send([&] { send_part(at, part); });
 }
 
 void HostStore::close_update() {
   try_to_send([&] { stream_.lead(); });
   if (stale()) {
-    log_warning("zero", "weights could not be sent to ",
-                weights_.memory().storage()->device()->describe(),
+    const std::string to =
+        in_file() ? "where they rest" : weights_.memory().storage()->device()->describe();
+    log_warning("zero", "weights could not be sent to ", to,
                 " after an update, and are sent again before they are used: ", stale_);
   }
+}
+
+// Weights that are no rounded masters are what the update has written.
+void HostStore::write_part(int64_t weights, const ops::UpdateTensors& part) {
+  if (rounds_) ops::write_array(host_, part.model, weights_, weights);
 }
 
 // Of the part's arrays, those that hold what the GPU computes with.
@@ -223,23 +238,24 @@ void HostStore::hold_masters() {
 }
 
 void HostStore::send(const optim::FlatTensors& flat, FlatRange masters, int64_t weights) {
+  if (in_file() && !rounds_) return;  // they are what was written
   try {
     if (on_host_) hold_masters();  // the GPU may still read what is written now
     stream_.follow();
+    const optim::FlatTensor& from = flat.low_halves ? flat.model : flat.masters;
     for (int64_t at = masters.begin; at < masters.end; at += sub_group_) {
       const int64_t end = std::min(masters.end, at + sub_group_);
+      const int64_t to = weights + at - masters.begin;
+      const ArrayLease mapped = from.map(at, end, Access::kRead);
+      if (end < masters.end) from.prefetch(end, std::min(masters.end, end + sub_group_));
       ops::UpdateTensors part;
-      if (flat.low_halves) {
-        part.weight = flat.model.memory().slice(0, at, end);
-      } else {
-        part.master = flat.masters.memory().slice(0, at, end);
-      }
+      (flat.low_halves ? part.weight : part.master) = mapped.data();
       if (rounds_) {
-        part.model = on_host_ ? weights_at(weights + at - masters.begin, end - at)
-                              : view(take_buffer(), weights_.memory().dtype(), end - at);
+        part.model =
+            on_host_ ? weights_at(to, end - at) : view(take_buffer(), weights_.dtype(), end - at);
         ops::cast(host_, part.master, part.model);
       }
-      send_part(weights + at - masters.begin, part);
+      in_file() ? write_part(to, part) : send_part(to, part);
     }
     stream_.lead();
   } catch (const Error& error) {

@@ -1,7 +1,8 @@
-// The optimizer's state in the host's memory beside a GPU that trains (ZeRO-Offload, Ren et al.,
-// arXiv:2101.06840): how gradients come from the GPU to it and weights go back, beside the GPU's
-// computation. Of several ranks each has a store for what it owns. Whoever holds the arrays
-// (StateArrays) calls it from one thread.
+// The optimizer's state on the host beside a GPU that trains, in memory (ZeRO-Offload, Ren et al.,
+// arXiv:2101.06840) or in files (ZeRO-Infinity, Rajbhandari et al., arXiv:2104.07857): how
+// gradients come from the GPU to it and weights go back, beside the GPU's computation. Of several
+// ranks each has a store for what it owns. Whoever holds the arrays (StateArrays) calls it from one
+// thread.
 #pragma once
 
 #include <deque>
@@ -40,9 +41,9 @@ struct HostBuffers {
 
 class HostStore : public optim::OffloadStore {
  public:
-  // `weights`, on the GPU or on the host, in the type that the GPU computes with. `split`: bf16
-  // weights lie on the host too, as the upper halves of masters. Those on the host may be these, or
-  // masters of fp32.
+  // `weights`, on the GPU, in the host's memory or in a file, in the type that the GPU computes
+  // with. `split`: bf16 weights lie on the host too, as the upper halves of masters. Those on the
+  // host may be these, or masters of fp32; in a file they are, or are rounded from masters.
   HostStore(const OpContext& ctx, const OffloadOptions& options, optim::FlatTensor weights,
             bool split);
 
@@ -58,14 +59,19 @@ class HostStore : public optim::OffloadStore {
   void open_update();
   void close_update();
 
-  // Gradients: what is queued on the GPU so far makes `from`. They arrive in `to`, added or not, by
+  // Where gradients arrive: from element `begin` on, added to what is there or not.
+  struct Target {
+    StoredArray array;
+    int64_t begin;
+    bool add;
+  };
+  // Gradients: what is queued on the GPU so far makes `from`. They have arrived by
   // finish_arrivals(); `from` may be written again after the event. `arrived`, if there is one, is
   // called when they are there, within this call for others or within finish_arrivals().
   using Arrived = std::function<void()>;
-  std::shared_ptr<Event> receive(const Tensor& from, const Tensor& to, bool add,
-                                 Arrived arrived = nullptr);
+  std::shared_ptr<Event> receive(const Tensor& from, const Target& to, Arrived arrived = nullptr);
   void finish_arrivals();
-  // Gives up those on their way; `from` and `to` are free on return.
+  // Gives up those on their way; memory that they leave or go to is free on return.
   void drop() noexcept;
   bool receiving() const { return received_ || !arrivals_.empty(); }
 
@@ -91,8 +97,8 @@ class HostStore : public optim::OffloadStore {
   struct Arrival {
     size_t buffer;
     DType type;  // that travels
-    Tensor to;
-    bool add;
+    int64_t elements;
+    Target to;
     Arrived arrived;  // of the last piece
   };
   // Straight to their place.
@@ -104,18 +110,22 @@ class HostStore : public optim::OffloadStore {
   // The next buffer in turn, which is free on return.
   size_t take_buffer();
   Tensor view(size_t buffer, DType type, int64_t elements) const;  // of its beginning
-  std::shared_ptr<Event> start_arrival(const Tensor& from, const Tensor& to, bool add,
-                                       Arrived arrived);
+  std::shared_ptr<Event> start_arrival(const Tensor& from, const Target& to, Arrived arrived);
   void finish_arrival();
   void finish_ready_arrivals();
-  // Room for the weights of a part in the compute type, if they have to be made.
-  Tensor weights_room(int64_t elements);
+  // Room for weights that have to be rounded from masters: where they rest, if that is memory of
+  // the host, or a buffer.
+  Tensor weights_room(int64_t weights, int64_t elements);
   void send_part(int64_t weights, const ops::UpdateTensors& part);
+  // To a file.
+  void write_part(int64_t weights, const ops::UpdateTensors& part);
   // From memory that no copy of the GPU reaches.
   std::shared_ptr<Event> copy_by_buffers(const Tensor& from, const Tensor& to);
   Tensor weights_at(int64_t begin, int64_t elements) const {
     return weights_.memory().slice(0, begin, begin + elements);
   }
+  // Weights rest there.
+  bool in_file() const { return !weights_.in_memory(); }
   // Whether copies of the GPU reach it, so that it needs no buffer.
   bool reached(const Tensor& x) const { return x.storage()->device() == pinned_; }
   // Runs what sends weights; where it fails they are stale.
@@ -127,7 +137,7 @@ class HostStore : public optim::OffloadStore {
   const std::shared_ptr<Device> memory_;
   const optim::FlatTensor weights_;
   const bool rounds_;   // weights are rounded masters, made in a buffer or where they rest
-  const bool on_host_;  // weights rest there
+  const bool on_host_;  // weights rest in its memory
   int64_t sub_group_ = 0;
   std::vector<Buffer> buffers_;
   size_t next_ = 0;                         // buffers are used in turn

@@ -27,7 +27,7 @@ FlatRange StateArrays::owned_range(const optim::FlatTensor& array, const Bucket&
 
 optim::FlatTensor StateArrays::make_stored(const optim::ArrayRequest& request, bool compact) const {
   if (request.elements == 0) {
-    return {Tensor::zeros(device, request.dtype, {0}, MemoryTag::kParameters), compact};
+    return {Tensor::zeros(state_memory(), request.dtype, {0}, MemoryTag::kParameters), compact};
   }
   return {factory->make(request), compact};
 }
@@ -40,14 +40,16 @@ void StateArrays::flush_masters() const {
 
 bool StateArrays::masters_left_on_host() const {
   return !host_store && device->kind() != DeviceKind::kCpu && flat.masters &&
-         on_host(flat.masters.memory());
+         (!flat.masters.in_memory() || on_host(flat.masters.memory()));
 }
 
 void StateArrays::reload_masters() {
   if (!masters_left_on_host()) return;
-  const Tensor& here = flat.masters.memory();
-  const Tensor there = Tensor::empty(device, DType::kFloat32, here.shape(), MemoryTag::kParameters);
-  copy_tensor(here, there);
+  const Shape all{flat.masters.elements()};
+  const Tensor there = Tensor::empty(device, DType::kFloat32, all, MemoryTag::kParameters);
+  flat.masters.for_parts(0, there.elements(), Access::kRead, [&](const Tensor& part, int64_t at) {
+    copy_tensor(part, there.slice(0, at, at + part.elements()));
+  });
   flat.masters = {there, flat.masters.compact};
 }
 

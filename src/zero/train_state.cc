@@ -180,9 +180,6 @@ void TrainState::set_compute_type(const OpContext& ctx, DType type, MasterForm f
 }
 
 void TrainState::place_arrays(std::shared_ptr<optim::ArrayFactory> factory) {
-  DS_CHECK(!factory || arrays_.device->kind() == DeviceKind::kCpu, Code::kUnsupported,
-           "training state of a model on ", arrays_.device->describe(),
-           " lies there or in the host's memory so far; keep it there, or train on the CPU");
   arrays_.factory = std::move(factory);
 }
 

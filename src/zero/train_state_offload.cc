@@ -1,6 +1,7 @@
-// TrainState in the host's memory, beside a GPU that computes.
+// TrainState on the host, in memory or where a factory makes it, beside a GPU that computes.
 #include "ops/stored_array.h"
 #include "tensor/transfer.h"
+#include "zero/new_masters.h"
 #include "zero/spread_masters.h"
 #include "zero/train_state.h"
 
@@ -21,36 +22,48 @@ void for_offload(const Body& body) {
   }
 }
 
-// Arrays of zeros beside a GPU, for masters and, with `split`, what they will be split into.
-optim::FlatTensors make_on_host(const std::shared_ptr<Device>& gpu, const OffloadOptions& options,
+// An array of zeros beside a GPU: where a factory makes such arrays, or in the host's memory.
+optim::FlatTensor make_beside(const StateArrays& arrays, const OffloadOptions& options,
+                              const optim::ArrayRequest& request, bool compact, bool pinned) {
+  if (arrays.stores(request.role) && request.elements > 0) {
+    return arrays.make_stored(request, compact);
+  }
+  const std::shared_ptr<Device> memory = pinned ? host_memory_of(arrays.device) : options.host;
+  return {Tensor::zeros(memory, request.dtype, {request.elements}, MemoryTag::kParameters),
+          compact};
+}
+
+// For masters and, with `split`, what they will be split into: the upper halves are weights that
+// rest on the host, or lie where the lower ones do.
+optim::FlatTensors make_on_host(const StateArrays& arrays, const OffloadOptions& options,
                                 int64_t elements, bool compact, DType type, bool split) {
-  const std::shared_ptr<Device> memory = options.pinned ? host_memory_of(gpu) : options.host;
-  const auto make = [&](DType dtype) {
-    return optim::FlatTensor(Tensor::zeros(memory, dtype, {elements}, MemoryTag::kParameters),
-                             compact);
+  using optim::ArrayRole;
+  const auto make = [&](ArrayRole role, const char* name, DType dtype) {
+    return make_beside(arrays, options, {role, name, dtype, elements}, compact, options.pinned);
   };
   optim::FlatTensors flat;
   for_offload([&] {
-    flat.masters = make(DType::kFloat32);
+    flat.masters = make(ArrayRole::kMasters, "masters", DType::kFloat32);
     if (!split) return;
-    flat.model = make(type);
-    flat.low_halves = make(DType::kUInt16);
+    flat.model = options.weights ? make(ArrayRole::kWeights, "weights", type)
+                                 : make(ArrayRole::kMasters, "upper_halves", type);
+    flat.low_halves = make(ArrayRole::kLowHalves, "low_halves", DType::kUInt16);
   });
   return flat;
 }
 
 // Of stage 3, for weights that rest on the host: what holds them anyway, or an array beside masters
-// that they are rounded from.
-optim::FlatTensor weights_on_host(const std::shared_ptr<Device>& gpu, const OffloadOptions& options,
+// that they are rounded from. Masters in files are not weights that rest in memory.
+optim::FlatTensor weights_on_host(const StateArrays& arrays, const OffloadOptions& options,
                                   const optim::FlatTensors& flat, DType type) {
+  constexpr optim::ArrayRole kWeights = optim::ArrayRole::kWeights;
   if (flat.low_halves) return flat.model;
-  if (type == DType::kFloat32) return flat.masters;
-  const std::shared_ptr<Device> memory =
-      options.weights_pinned ? host_memory_of(gpu) : options.host;
+  const bool in_place = flat.masters.in_memory() || arrays.stores(kWeights);
+  if (type == DType::kFloat32 && in_place) return flat.masters;
   optim::FlatTensor out;
   for_offload([&] {
-    out = {Tensor::zeros(memory, type, {flat.masters.elements()}, MemoryTag::kParameters),
-           flat.masters.compact};
+    out = make_beside(arrays, options, {kWeights, "weights", type, flat.masters.elements()},
+                      flat.masters.compact, options.weights_pinned);
   });
   return out;
 }
@@ -64,8 +77,11 @@ std::shared_ptr<HostStore> make_host_store(const OpContext& ctx, const OffloadOp
   for_offload(
       [&] { store = std::make_shared<HostStore>(ctx, options, std::move(weights), split); });
   if (split) {
-    ops::split_to_arrays({options.host, ctx.pool}, flat.masters.memory(),
-                         {flat.model, 0, flat.low_halves, 0});
+    const OpContext host{options.host, ctx.pool};
+    flat.masters.for_parts(
+        0, flat.masters.elements(), Access::kRead, [&](const Tensor& part, int64_t at) {
+          ops::split_to_arrays(host, part, {flat.model, at, flat.low_halves, at});
+        });
     flat.masters = {};
   }
   return store;
@@ -77,8 +93,6 @@ void TrainState::offload(const OpContext& ctx, const OffloadOptions& options, DT
                          bool split) {
   DS_CHECK(!weights_.in_use() && !shared() && !arrays_.host_store && weights_.borrowed().empty(),
            Code::kInternal, "parameters are in use, shared or offloaded already");
-  DS_CHECK(!arrays_.factory, Code::kInternal,
-           "state of a model on a GPU lies in the host's memory, not where a factory makes it");
   weights_.check_not_lost();
   if (weights_.compute_type() != DType::kFloat32) set_compute_type(ctx, DType::kFloat32);
   const OpContext host{options.host, ctx.pool};
@@ -88,16 +102,14 @@ void TrainState::offload(const OpContext& ctx, const OffloadOptions& options, DT
   const FlatLayout& layout = whole.flat();
   DS_CHECK(layout.elements() == arrays_.layout.flat().elements(), Code::kInternal,
            "buckets moved parameters");
-  optim::FlatTensors flat =
-      make_on_host(arrays_.device, options, layout.elements(), false, type, split);
+  optim::FlatTensors flat = make_on_host(arrays_, options, layout.elements(), false, type, split);
   if (const nn::WeightLoader* const loader = masters_.loader().get()) {
-    for (const nn::ParamId id : layout.order()) {
-      const FlatRange range = layout.range(id);
-      Tensor out = flat.masters.memory().slice(0, range.begin, range.end);
-      if (range.elements() > 0) loader->fill(host, id, arrays_.parameters[id], 0, out);
-    }
+    NewMasters(flat.masters).fill(host, layout, arrays_.parameters, *loader);
   } else {
-    copy_tensor(arrays_.flat.masters.memory(), flat.masters.memory());
+    const Tensor& there = arrays_.flat.masters.memory();
+    flat.masters.for_parts(0, there.elements(), Access::kWrite, [&](Tensor& part, int64_t at) {
+      copy_tensor(there.slice(0, at, at + part.elements()), part);
+    });
   }
   // From here on the masters on the host are what there is, whatever fails.
   arrays_.flat = {};
@@ -110,6 +122,7 @@ void TrainState::offload(const OpContext& ctx, const OffloadOptions& options, DT
   arrays_.flat = std::move(flat);
   arrays_.host_store = std::move(store);
   arrays_.layout = std::move(whole);
+  arrays_.flush_masters();
   weights_.set_compute_type(type);
   gradients_.send_to_host(ctx);
 }
@@ -119,11 +132,11 @@ void TrainState::offload(const OpContext& ctx, const OffloadOptions& options, DT
 void TrainState::lay_out_on_host(const OpContext& ctx, const Layout& layout,
                                  const ShareOptions& options, DType type, bool split) {
   const OffloadOptions& offload = *options.offload;
-  DS_CHECK(!arrays_.factory && weights_.borrowed().empty(), Code::kInternal,
-           "state of ranks that is offloaded lies in memory, and the library owns that");
+  DS_CHECK(weights_.borrowed().empty(), Code::kInternal,
+           "the library owns weights whose optimizer is offloaded");
   optim::FlatTensors flat;
   options.together([&] {
-    flat = make_on_host(arrays_.device, offload, layout.held(StateRole::kMasters),
+    flat = make_on_host(arrays_, offload, layout.held(StateRole::kMasters),
                         layout.spread(StateRole::kMasters), type, split);
   });
   spread_masters({offload.host, ctx.pool}, arrays_, masters_, options, layout.flat(),
@@ -135,7 +148,7 @@ void TrainState::lay_out_on_host(const OpContext& ctx, const Layout& layout,
   arrays_.host = offload.host;
   optim::FlatTensor weights;
   if (offload.weights) {
-    options.together([&] { weights = weights_on_host(arrays_.device, offload, flat, type); });
+    options.together([&] { weights = weights_on_host(arrays_, offload, flat, type); });
   } else {
     const Shape shape{layout.held(StateRole::kWeights)};
     weights = {options.stage > 0
@@ -155,11 +168,16 @@ void TrainState::end_offload(const OpContext& ctx) {
   if (!store) return;
   DS_CHECK(!weights_.in_use(), Code::kInternal, "offload ended while parameters are in use");
   optim::FlatTensors& flat = arrays_.flat;
-  if (flat.low_halves) {
-    Tensor joined = Tensor::empty(store->memory(), DType::kFloat32,
-                                  {arrays_.layout.flat().elements()}, MemoryTag::kParameters);
-    ops::join_from_arrays(arrays_.state_context(ctx), {flat.model, 0, flat.low_halves, 0}, joined);
-    flat.masters = std::move(joined);
+  if (flat.low_halves || !flat.masters.in_memory()) {
+    const OpContext host = arrays_.state_context(ctx);
+    Tensor wide = Tensor::empty(store->memory(), DType::kFloat32,
+                                {arrays_.layout.flat().elements()}, MemoryTag::kParameters);
+    if (flat.low_halves) {
+      ops::join_from_arrays(host, {flat.model, 0, flat.low_halves, 0}, wide);
+    } else {
+      ops::read_array(host, flat.masters, 0, wide);
+    }
+    flat.masters = std::move(wide);
     flat.model = flat.low_halves = {};
   }
   store->drop();

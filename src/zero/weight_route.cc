@@ -66,6 +66,18 @@ void WeightRoute::make_room(size_t index, Tensor& whole) const {
   whole = Tensor::empty(ctx_.device, dtype(index), {elements}, MemoryTag::kCommunication);
 }
 
+Tensor WeightRoute::room_for(const Piece& piece) const {
+  return Tensor::empty(ctx_.device, piece.array.dtype(), {piece.range.elements()},
+                       MemoryTag::kCommunication);
+}
+
+// What was read from a file.
+Tensor WeightRoute::brought(size_t index, const Tensor& own) const {
+  const Tensor there = room_for(pieces_[index]);
+  ctx_.device->default_stream().wait(*bring_(own, there));
+  return there;
+}
+
 // The own piece in codes.
 Tensor WeightRoute::own_message(size_t index, const Tensor& own) {
   const Bucket& bucket = layout_.buckets()[index];
@@ -88,8 +100,7 @@ WeightRoute::Flight WeightRoute::start(size_t index, Tensor& whole,
       piece.array.prefetch(piece.range.begin, piece.range.end);
       return flight;
     }
-    flight.own = Tensor::empty(ctx_.device, dtype(index), {piece.range.elements()},
-                               MemoryTag::kCommunication);
+    flight.own = room_for(piece);
     flight.arrived = bring_(piece.map().data(), flight.own);
     return flight;
   }
@@ -175,6 +186,7 @@ void WeightRoute::finish(size_t index, Flight& flight, Tensor& whole,
   } else {
     lease = pieces_[index].map();  // where that fails it is still to be read
     own = lease.data();
+    if (bring_) own = brought(index, own);
   }
   flight = {};
   if (whole_here(layout_.buckets()[index])) {

@@ -57,7 +57,8 @@ class WeightRoute : public BucketRoute {
     ArrayLease map() const { return array.map(range.begin, range.end, Access::kRead); }
   };
 
-  // Brings what lies on the host to the context's device; null: all pieces lie there.
+  // Brings what lies in the host's memory to the context's device; null: all pieces lie there, or
+  // in files beside memory that the device computes in.
   using Bring = std::function<std::shared_ptr<Event>(const Tensor& from, const Tensor& to)>;
 
   // Collective. `groups` are by gradient domain, `pieces` by bucket. The threads of `ctx` must
@@ -82,8 +83,11 @@ class WeightRoute : public BucketRoute {
   }
   bool quantized(const Bucket& bucket) const;
   bool reads_piece(size_t bucket) const;
+  // It lies in the host's memory.
   bool brings(size_t bucket) const { return bring_ && pieces_[bucket].array.in_memory(); }
   void make_room(size_t bucket, Tensor& whole) const;
+  Tensor room_for(const Piece& piece) const;
+  Tensor brought(size_t bucket, const Tensor& own) const;
   Flight gather(size_t bucket, const Tensor& whole, const Tensor& own,
                 const CollectiveOptions& options);
   void complete(size_t bucket, Flight& flight, Tensor& whole);

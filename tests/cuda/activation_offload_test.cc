@@ -228,6 +228,44 @@ TEST_F(GpuModel, ActivationsDoNotGrowWithTheSegments) {
   EXPECT_LE(peak(true, 5), peak(false, 5));
 }
 
+// In files beside a GPU (nvme_checkpointing): the same steps, with no more on the GPU than when
+// they wait in the host's memory, nor there.
+TEST_P(GpuOffloadedTraining, TakesTheSameStepsWithInputsInFiles) {
+  const Case& c = GetParam();
+  const Folder folder;
+  const auto engine_on = [&](const Json& where) {
+    auto engine = make_engine_on(
+        true, with(with(with(base_config(), checkpointing(false)), where), c.config), c.model);
+    engine->set_dataset(periodic_data(32));
+    return engine;
+  };
+  const Json files = {{"nvme_checkpointing", true}, {"nvme_path", folder.path()}};
+  const auto plain = engine_on(Json::object());
+  const auto stored = engine_on({{"activation_checkpointing", files}});
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(stored->train_batch().loss, plain->train_batch().loss) << "step " << i;
+  }
+  EXPECT_TRUE(same_bits(weights_of(*stored), weights_of(*plain)));
+  EXPECT_TRUE(same_bits(states_of(*stored), states_of(*plain)));
+  EXPECT_GT(stored->model()->host()->account().peak(MemoryTag::kIo), 0);
+}
+
+TEST_F(GpuModel, ActivationsInFilesDoNotGrowWithTheSegments) {
+  const Folder folder;
+  const auto peaks = [&](int layers) {
+    const Json files = {
+        {"enabled", true}, {"nvme_checkpointing", true}, {"nvme_path", folder.path()}};
+    const auto engine =
+        make_engine_on(true, with(base_config(), {{"activation_checkpointing", files}}),
+                       with(model_config(), {{"n_layer", layers}}));
+    engine->set_dataset(periodic_data(32));
+    engine->train_batch();
+    return std::pair(engine->model()->device()->account().peak(MemoryTag::kActivations),
+                     engine->model()->host()->account().peak(MemoryTag::kIo));
+  };
+  EXPECT_EQ(peaks(9), peaks(5));
+}
+
 TEST(CpuOffload, ChangesNothing) {
   const auto engine_on = [](bool offload) {
     return make_engine_on(false, with(base_config(), checkpointing(offload)));

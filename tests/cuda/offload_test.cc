@@ -430,11 +430,6 @@ TEST_F(Offload, WhatItDoesNotDo) {
   const auto engine = offload_engine(offloaded(base_config()));
   EXPECT_THAT(error_of(Code::kUnsupported, [&] { engine->gradients().view("wte.weight"); }),
               HasSubstr("gradients lie where"));
-  Json files = offloaded(base_config());
-  files["zero_optimization"]["offload_optimizer"].merge_patch(
-      {{"device", "nvme"}, {"nvme_path", "/tmp"}});
-  EXPECT_THAT(error_of(Code::kUnsupported, [&] { offload_engine(files); }),
-              HasSubstr("device nvme with a model on a GPU"));
   nn::ParameterSet set;
   set.add({"own", {4}});
   const auto own = models::Model::from_parameters(std::move(set));

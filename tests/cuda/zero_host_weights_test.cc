@@ -198,10 +198,8 @@ TEST_F(GpuZero, HostWeightsFollowValuesThatAreSet) {
 
 // What excludes it is said, with what to do instead.
 TEST_F(GpuZero, HostWeightsAreRefusedWhereTheyCannotBe) {
-  const Json file = {{"device", "nvme"}, {"nvme_path", "/tmp"}};
   const Json cpu = {{"device", "cpu"}};
   const std::pair<Json, const char*> rows[] = {
-      {{{"offload_optimizer", cpu}, {"offload_param", file}}, "use device cpu"},
       {{{"offload_param", cpu}}, "offload_optimizer with device cpu"},
       {{{"offload_optimizer", with(cpu, {{"super_offload", true}})}, {"offload_param", cpu}},
        "leave offload_param out"}};

@@ -132,6 +132,61 @@ TEST(Plan, OffloadedOptimizer) {
   EXPECT_FALSE(without.contains("host_memory_per_rank"));
 }
 
+// State in files beside a GPU: the host holds what travels, and what `ratio` and `max_in_cpu`
+// leave.
+TEST(Plan, FilesBesideAGpu) {
+  constexpr int64_t kMiB = int64_t{1} << 20, kElements = 64 * kMiB;
+  const Json model = {{"parameters", kElements}, {"layers", 8}};
+  const auto planned = [&](const Json& change) {
+    PlanOptions options;
+    options.on_gpu = true;
+    const Json files = {
+        {"device", "nvme"}, {"nvme_path", "/x"}, {"pipeline_read", true}, {"pipeline_write", true}};
+    const Json config =
+        with(base_config(), {{"bf16", {{"enabled", true}}},
+                             {"zero_optimization", {{"stage", 2}, {"offload_optimizer", files}}}});
+    return plan_training(model, dump_json(with(config, change)), options);
+  };
+  const Json out = planned(Json::object());
+  const Json& files = out["files_per_rank"];
+  EXPECT_EQ(out["memory_per_rank"]["parameters"], 2 * kElements);
+  EXPECT_EQ(out["memory_per_rank"]["optimizer"], 0);
+  EXPECT_EQ(files["parameters"], 4 * kElements);
+  EXPECT_EQ(files["gradients"], 4 * kElements);
+  EXPECT_EQ(files["optimizer"], 8 * kElements);
+  for (const char* use : {"parameters", "gradients", "optimizer"}) {
+    EXPECT_EQ(out["host_memory_per_rank"][use], 0) << use;
+  }
+  // A part of 1 MiB elements of every array that is read, updated and written.
+  EXPECT_EQ(out["host_memory_per_rank"]["io"], 3 * 16 * kMiB);
+  EXPECT_EQ(out["host_memory_per_rank"]["communication"], 4 * 4 * kMiB);
+  const Json half = planned({{"zero_optimization", {{"offload_optimizer", {{"ratio", 0.5}}}}}});
+  EXPECT_EQ(half["host_memory_per_rank"]["optimizer"], 4 * kElements);
+  EXPECT_EQ(half["files_per_rank"]["optimizer"], 4 * kElements);
+  const Json split = planned({{"bf16", {{"split_master", true}}}});
+  EXPECT_EQ(split["files_per_rank"]["parameters"], 4 * kElements);
+  EXPECT_EQ(split["host_memory_per_rank"]["parameters"], 0);
+  // Weights rest on the host as well, in files or in memory.
+  const auto weights = [](const char* device) {
+    return Json{
+        {"zero_optimization",
+         {{"stage", 3},
+          {"offload_param", {{"device", device}, {"nvme_path", "/x"}, {"max_in_cpu", 0}}}}}};
+  };
+  for (const bool bf16 : {true, false}) {
+    SCOPED_TRACE(bf16);
+    const Json type = {{"bf16", {{"enabled", bf16}}}};
+    const Json stored = planned(with(weights("nvme"), type));
+    EXPECT_EQ(stored["memory_per_rank"]["parameters"], 0);
+    EXPECT_EQ(stored["host_memory_per_rank"]["parameters"], 0);
+    EXPECT_EQ(stored["files_per_rank"]["parameters"], (bf16 ? 6 : 4) * kElements);
+    const Json held = planned(with(weights("cpu"), type));
+    EXPECT_EQ(held["memory_per_rank"]["parameters"], 0);
+    EXPECT_EQ(held["host_memory_per_rank"]["parameters"], (bf16 ? 2 : 4) * kElements);
+    EXPECT_EQ(held["files_per_rank"]["parameters"], 4 * kElements);
+  }
+}
+
 TEST(Plan, Traffic) {
   const Json model = {{"parameters", 64e6}, {"layers", 4}};
   const double n = 64e6;
