@@ -303,6 +303,40 @@ TEST_F(GpuZero, AFileThatFailsBesideAGpuIsReportedAndALoadGoesOn) {
   }
 }
 
+// One rank's file fails in the middle of a step: the others learn of it where they next wait for
+// that rank, in this step or the next.
+TEST_F(GpuZero, AFileOfOneHostEndsTheGroup) {
+  const Json cpu = {{"device", "cpu"}};
+  const Json zero = fine({{"offload_optimizer", cpu}, {"offload_param", cpu}});
+  const Job run{2, zero_config(3, zero, kBf16), 0, tiny_model(0)};
+  for (const char* const file : {"gradients", "masters", "weights"}) {
+    SCOPED_TRACE(file);
+    std::string texts[2];
+    run_ranks(
+        2,
+        [&](const std::shared_ptr<Communicator>& comm) {
+          const auto arrays = std::make_shared<FileFactory>(1000);
+          const auto model = zero_test::make_rank_model(run);
+          model->set_device(make_cuda_device(comm->rank()));
+          Engine engine(dump_json(run.config), model, comm, {}, arrays);
+          engine.set_dataset(periodic_data(8));
+          engine.train_batch();
+          if (comm->rank() == 1) {
+            arrays->counts->fault = [&](const std::string& name, int64_t bytes) {
+              return name.starts_with(file) ? std::pair(int64_t{0}, EIO) : std::pair(bytes, 0);
+            };
+          }
+          const Code code = comm->rank() == 1 ? Code::kIo : Code::kAborted;
+          texts[comm->rank()] = error_of(code, [&] {
+            for (int i = 0; i < 2; ++i) engine.train_batch();
+          });
+        },
+        options_of(Where::kGpus));
+    EXPECT_THAT(texts[1], AllOf(HasSubstr(file), HasSubstr("Input/output error")));
+    EXPECT_THAT(texts[0], AllOf(HasSubstr(file), HasSubstr("rank 1")));
+  }
+}
+
 // An array that cannot be made: the engine is not, and the model trains on.
 TEST_F(GpuZero, AnEngineWhoseFilesCannotBeMadeLeavesTheModelAsItWas) {
   for (const Json& precision : {kFp32, kSplit}) {
