@@ -13,7 +13,7 @@
 namespace ds {
 namespace {
 
-enum class Placement { kMemory, kOptimizerOnHost, kOptimizerInFiles, kAllInFiles };
+enum class Placement { kMemory, kOptimizerOnHost, kAllOnHost, kOptimizerInFiles, kAllInFiles };
 
 // What may differ between configurations that train the same.
 struct Choice {
@@ -46,7 +46,7 @@ class Fitter {
         meter_(options.rates, pool) {}
 
   Json run() {
-    if (!base_.on_gpu()) meter_.measure_disk(base_, folder());
+    meter_.measure_disk(base_, folder());
     std::vector<Candidate> all = candidates();
     std::stable_sort(all.begin(), all.end(), [](const Candidate& a, const Candidate& b) {
       return a.time.total() < b.time.total();
@@ -99,7 +99,7 @@ class Fitter {
   }
 
   std::vector<int> stages(Placement placement) const {
-    if (placement == Placement::kAllInFiles) return {3};
+    if (placement == Placement::kAllInFiles || placement == Placement::kAllOnHost) return {3};
     const int given = base_.config.zero.stage;
     if (base_.world == 1) return {placement == Placement::kMemory ? given : std::max(given, 1)};
     std::vector<int> out;
@@ -112,12 +112,11 @@ class Fitter {
   std::vector<Candidate> candidates() {
     std::vector<Candidate> out;
     std::vector<Placement> placements = {Placement::kMemory};
-    if (base_.on_gpu()) {
-      placements.push_back(Placement::kOptimizerOnHost);
-    } else {
-      placements.push_back(Placement::kOptimizerInFiles);
-      if (base_.model.architecture != nullptr) placements.push_back(Placement::kAllInFiles);
-    }
+    const bool weights = base_.model.architecture != nullptr;
+    if (base_.on_gpu()) placements.push_back(Placement::kOptimizerOnHost);
+    if (base_.on_gpu() && weights) placements.push_back(Placement::kAllOnHost);
+    placements.push_back(Placement::kOptimizerInFiles);
+    if (weights) placements.push_back(Placement::kAllInFiles);
     std::vector<int64_t> checkpoints = {0};
     if (base_.model.architecture != nullptr) {
       checkpoints.push_back(1);
@@ -155,23 +154,22 @@ class Fitter {
         zero["offload_optimizer"] = nullptr;
         zero["offload_param"] = nullptr;
         break;
+      case Placement::kAllOnHost:
+        zero["offload_param"] = {{"device", "cpu"}};
+        set_live(zero);
+        [[fallthrough]];
       case Placement::kOptimizerOnHost:
         zero["offload_optimizer"] = {{"device", "cpu"}};
         break;
-      case Placement::kAllInFiles: {
-        int64_t live = 1;
-        for (nn::ParamId id = 0; id < base_.model.parameters->size(); ++id) {
-          live = std::max(live, 2 * (*base_.model.parameters)[id].shape.elements());
-        }
+      case Placement::kAllInFiles:
         zero["offload_param"] = file;
         zero["offload_param"]["max_in_cpu"] = 0;
-        zero["stage3_max_live_parameters"] = live;
-        zero["stage3_prefetch_bucket_size"] = std::min<int64_t>(live, 50'000'000);
+        set_live(zero);
         [[fallthrough]];
-      }
       case Placement::kOptimizerInFiles:
         zero["sub_group_size"] = sub_group_size(base_);
         zero["offload_optimizer"] = file;
+        zero["offload_optimizer"]["super_offload"] = nullptr;  // needs it in memory
         zero["offload_optimizer"]["pipeline_read"] = true;
         zero["offload_optimizer"]["pipeline_write"] = true;
         break;
@@ -190,6 +188,16 @@ class Fitter {
       }
     }
     return out;
+  }
+
+  // Of weights that rest elsewhere, those that are there at a time.
+  void set_live(Json& zero) const {
+    int64_t live = 1;
+    for (nn::ParamId id = 0; id < base_.model.parameters->size(); ++id) {
+      live = std::max(live, 2 * (*base_.model.parameters)[id].shape.elements());
+    }
+    zero["stage3_max_live_parameters"] = live;
+    zero["stage3_prefetch_bucket_size"] = std::min<int64_t>(live, 50'000'000);
   }
 
   // ---- what a step takes ----

@@ -91,6 +91,37 @@ TEST(Fit, RatesDecide) {
   EXPECT_FALSE(in_files(1e6));
 }
 
+// A GPU that is too small leaves state to the host's memory, and that to files.
+TEST(Fit, AGpuLeavesStateToTheHostAndTheHostToFiles) {
+  PlanOptions options;
+  options.on_gpu = true;
+  PlanQuestion question;
+  question.fit = true;
+  question.disk = int64_t{1} << 40;
+  question.rates = rates();
+  const Folder folder;
+  question.folder = folder.path();
+  const auto devices = [&](int64_t gpu, int64_t host) {
+    question.gpu_memory = gpu;
+    question.memory = host;
+    const Json plan = plan_training(shape(), dump_json(config()), options, question);
+    EXPECT_LE(plan["memory_per_rank"]["total"].get<double>() * 1.05, gpu);
+    const Json zero = plan["fit"]["config"]["zero_optimization"];
+    const auto device = [&](const char* key) {
+      return zero.contains(key) ? zero[key].value("device", "none") : "none";
+    };
+    return std::pair(device("offload_optimizer"), device("offload_param"));
+  };
+  using Devices = std::pair<std::string, std::string>;
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  EXPECT_EQ(devices(1024 * kMiB, 1024 * kMiB), Devices("none", "none"));
+  const Json whole = plan_training(
+      shape(), dump_json(with(config(), {{"train_micro_batch_size_per_gpu", 1}})), options);
+  const auto needed = whole["memory_per_rank"]["total"].get<int64_t>();
+  EXPECT_EQ(devices(needed * 3 / 4, 1024 * kMiB).first, "cpu");
+  EXPECT_EQ(devices(needed * 3 / 4, 8 * kMiB).first, "nvme");
+}
+
 TEST(Fit, SeveralRanksSpreadState) {
   const Json plan = fit(config(), 12 << 20, rates(), 4);
   EXPECT_GE(plan["stage"], 2);
