@@ -387,5 +387,23 @@ TEST(Crash, ALiveWritersFolderIsNotCleanedAway) {
   EXPECT_TRUE(leftovers(save).empty());
 }
 
+// Locks are open descriptors: a run that saves for weeks must not collect them.
+TEST(Crash, SavesGiveTheirDescriptorsBack) {
+  const TempFolder folder;
+  const fs::path save = folder.path() / "save";
+  const auto open_now = [] {
+    return std::distance(fs::directory_iterator("/proc/self/fd"), fs::directory_iterator());
+  };
+  const CheckpointWriter slow(options_for(save, "slow"));  // its folder cannot be locked by others
+  save_sample(options_for(save, "t"), test_seed(), 0);
+  const auto before = open_now();
+  for (const bool exchange : {true, false}) {
+    auto options = options_for(save, "t");
+    options.exchange = exchange;
+    for (int64_t step = 1; step <= 3; ++step) save_sample(options, test_seed(), step);
+    EXPECT_EQ(open_now(), before) << "exchange " << exchange;
+  }
+}
+
 }  // namespace
 }  // namespace ds::test

@@ -222,6 +222,28 @@ TEST_P(ReadAll, FindsDamageWhereverItLies) {
   EXPECT_NE(error.message().find("truncated"), std::string::npos) << error.message();
 }
 
+// Whoever repairs a file begins with what is named, and what was read before it is whole.
+TEST_P(ReadAll, OfManyDamagedChunksTheFirstIsNamed) {
+  const CheckpointReader reader = CheckpointReader::open(folder_.path() / "save");
+  const TensorRecord& record = reader.tensor("t5", TensorKind::kModel);
+  const uint64_t first = record.slices.front().range.offset;
+  const auto chunk = static_cast<uint64_t>(GetParam());
+  const std::string content = slurp(blob());
+  for (uint64_t at = first; at < fs::file_size(blob()); at += std::max(chunk, uint64_t{1} << 20)) {
+    poke(blob(), at, static_cast<char>(content[at] ^ 4));
+  }
+  std::vector<std::byte> out(contents_[5].size());
+  const std::vector<TensorTarget> target{{&record, out, {}}};
+  for (const bool only_check : {true, false}) {
+    const Error error =
+        error_of([&] { only_check ? reader.check_all(target) : reader.read_all(target); });
+    EXPECT_EQ(error.code(), Code::kCorrupt);
+    EXPECT_NE(error.message().find("chunk " + std::to_string(first / chunk) + " of "),
+              std::string::npos)
+        << error.message();
+  }
+}
+
 TEST_P(ReadAll, RefusesTargetsOfAnotherSize) {
   const CheckpointReader reader = CheckpointReader::open(folder_.path() / "save");
   std::vector<std::byte> out(contents_[0].size() - 1);
