@@ -131,7 +131,6 @@ std::optional<uint64_t> ReadAhead::take(Block& block, uint64_t begin, uint64_t e
                           record_->checksums[base / chunk + i];
         state = good ? State::kGood : State::kDamaged;
       }
-      if (state == State::kDamaged) continue;
       const uint64_t copy_from = std::max(begin, base + low), copy_to = std::min(end, base + high);
       io::stream_copy(out + (copy_from - begin), block.buffer.data() + (copy_from - base),
                       copy_to - copy_from);

@@ -1,9 +1,8 @@
 #include "checkpoint/run_id.h"
 
-#include <sys/random.h>
+#include <unistd.h>
 
 #include <array>
-#include <cerrno>
 #include <random>
 
 namespace ds {
@@ -11,18 +10,9 @@ namespace {
 
 // The system's random numbers; where it gives none, those of the standard library.
 void fill_random(std::array<unsigned char, 16>& bytes) {
-  size_t got = 0;
-  while (got < bytes.size()) {
-    const ssize_t n = ::getrandom(bytes.data() + got, bytes.size() - got, 0);
-    if (n > 0) {
-      got += static_cast<size_t>(n);
-    } else if (errno != EINTR) {
-      break;
-    }
-  }
-  if (got == bytes.size()) return;
+  if (::getentropy(bytes.data(), bytes.size()) == 0) return;
   std::random_device device;
-  for (; got < bytes.size(); ++got) bytes[got] = static_cast<unsigned char>(device());
+  for (unsigned char& byte : bytes) byte = static_cast<unsigned char>(device());
 }
 
 }  // namespace

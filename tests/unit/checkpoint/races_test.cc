@@ -7,8 +7,10 @@
 
 #include <cerrno>
 #include <functional>
+#include <set>
 #include <stdexcept>
 
+#include "checkpoint/run_id.h"
 #include "unit/checkpoint/support.h"
 
 namespace ds::test {
@@ -24,6 +26,11 @@ RenameHook& rename_hook() {
 int& flock_error() {
   static int error = 0;
   return error;
+}
+
+bool& entropy_fails() {
+  static bool fails = false;
+  return fails;
 }
 
 int rename_as_told(int from_folder, const char* from, int to_folder, const char* to,
@@ -57,6 +64,13 @@ int flock(int fd, int operation) noexcept {
     return -1;
   }
   return static_cast<int>(::syscall(SYS_flock, fd, operation));
+}
+int getentropy(void* bytes, size_t count) {
+  if (ds::test::entropy_fails()) {
+    errno = ENOSYS;
+    return -1;
+  }
+  return ::syscall(SYS_getrandom, bytes, count, 0) == static_cast<long>(count) ? 0 : -1;
 }
 }
 
@@ -244,6 +258,22 @@ TEST_P(Races, ALatestThatCannotBeReplacedIsToldWithTheCheckpointComplete) {
       << error.message();
   EXPECT_EQ(read_latest(save_), "spare");
   expect_step("t", 2);
+}
+
+// Where the system gives none, for instance in a sandbox, the standard library's numbers serve.
+TEST(RunId, DiffersWithAndWithoutTheSystemsRandomNumbers) {
+  std::set<std::string> ids;
+  for (const bool fails : {false, true}) {
+    entropy_fails() = fails;
+    for (int i = 0; i < 20; ++i) {
+      const std::string id = make_run_id();
+      EXPECT_EQ(id.size(), 32u);
+      EXPECT_EQ(id.find_first_not_of("0123456789abcdef"), std::string::npos) << id;
+      ids.insert(id);
+    }
+    entropy_fails() = false;
+  }
+  EXPECT_EQ(ids.size(), 40u);
 }
 
 }  // namespace
