@@ -120,7 +120,6 @@ void CheckpointReader::check_all(std::span<const TensorTarget> targets) const {
   std::vector<std::vector<BlobPart>> parts = parts_of(targets, false, scattered);
   for (const size_t i : scattered) {
     for (const TensorSlice& slice : targets[i].tensor->slices) {
-      if (slice.range.length == 0) continue;
       parts[slice.range.blob].push_back(
           {slice.range.offset, slice.range.length, nullptr, nullptr, 0, i});
     }

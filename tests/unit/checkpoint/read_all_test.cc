@@ -173,6 +173,19 @@ TEST_P(ReadAll, RangesAreReadAndCheckedAlone) {
   EXPECT_EQ(error_of([&] { damaged.read_all(target); }).code(), Code::kCorrupt);
 }
 
+// What follows it in the file is not checked in its place.
+TEST_P(ReadAll, WhatIsAskedForTwiceIsCheckedAlone) {
+  const CheckpointReader reader = CheckpointReader::open(folder_.path() / "save");
+  const TensorRecord& record = reader.tensor("t0", TensorKind::kModel);
+  const auto chunk = static_cast<uint64_t>(GetParam());
+  const BlobRange& range = record.slices.at(0).range;
+  const uint64_t next = (range.offset + range.length + chunk - 1) / chunk * chunk;
+  poke(blob(), next, static_cast<char>(slurp(blob())[next] ^ 1));
+  std::vector<std::byte> out(contents_[0].size());
+  reader.check_all(std::vector<TensorTarget>{{&record, out, {}}, {&record, out, {}}});
+  ASSERT_EQ(reader.verify_all().size(), 1u);
+}
+
 TEST_P(ReadAll, FindsDamageWhereverItLies) {
   DS_SEED_TRACE();
   std::mt19937_64 rng(test_seed() + 2);
