@@ -113,8 +113,7 @@ std::vector<int32_t> ColumnChoice::elements(
     const StateRun& run, const std::vector<std::vector<int32_t>>& columns) const {
   std::vector<int32_t> out;
   for (const size_t tensor : run.tensors) {
-    if (columns_[tensor] > 0)
-      add_columns(part(run, tensor), columns_[tensor], columns[tensor], out);
+    add_columns(part(run, tensor), columns_[tensor], columns[tensor], out);
   }
   return out;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <utility>
 
 namespace ds::optim {
 
@@ -69,8 +70,9 @@ std::vector<MuonRound> muon_rounds(const std::vector<TensorPlace>& places,
   std::vector<size_t> open;
   int64_t elements = 0;
   const auto close = [&] {
-    if (!open.empty()) rounds.push_back(make_round(places, shard_group, std::move(open)));
-    open.clear();
+    if (!open.empty()) {
+      rounds.push_back(make_round(places, shard_group, std::exchange(open, {})));
+    }
     elements = 0;
   };
   for (const size_t i : shard_group.tensors()) {

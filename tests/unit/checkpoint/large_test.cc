@@ -1,5 +1,6 @@
 // Checkpoints larger than one block: what is written beside the transfers and read ahead of the
 // reader has the same bytes, the same checksums and the same errors.
+#include <pthread.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -281,6 +282,24 @@ TEST(Background, AFailureIsToldOnceAndTheOldCheckpointStays) {
   EXPECT_TRUE(leftovers(save).empty());
   EXPECT_EQ(read_latest(save), "old");
   expect_sample(CheckpointReader::open(save), test_seed());
+}
+
+// What cannot be done in the background is done at once.
+TEST(Background, ASaveNeedsNoThread) {
+  pthread_attr_t before, no_room;
+  ASSERT_EQ(pthread_getattr_default_np(&before), 0);
+  ASSERT_EQ(pthread_attr_init(&no_room), 0);
+  ASSERT_EQ(pthread_attr_setstacksize(&no_room, size_t{1} << 50), 0);  // beyond the address space
+  MemoryAccount account;
+  BackgroundSave background(&account);
+  bool saved = false;
+  ASSERT_EQ(pthread_setattr_default_np(&no_room), 0);
+  background.start([&] { saved = true; }, "t");
+  ASSERT_EQ(pthread_setattr_default_np(&before), 0);
+  EXPECT_TRUE(saved);
+  EXPECT_NO_THROW(background.wait());
+  pthread_attr_destroy(&no_room);
+  pthread_attr_destroy(&before);
 }
 
 // Killed while a save goes on in the background, the checkpoint before it loads.

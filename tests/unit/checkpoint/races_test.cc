@@ -208,6 +208,32 @@ TEST_P(Races, ANameForTheOldOneThatIsTakenMeanwhileIsLeftAlone) {
   EXPECT_EQ(leftovers(save_).size(), 1U);
 }
 
+// Where the file system cannot exchange two folders the old one is moved aside first; what else
+// goes wrong is an error.
+TEST_P(Races, AnExchangeIsNotNeeded) {
+  DS_SEED_TRACE();
+  int64_t step = 1;
+  for (const int error : {EINVAL, ENOSYS, ENOTSUP, EPERM}) {
+    SCOPED_TRACE(::testing::Message() << "error " << error);
+    rename_hook() = [&](const fs::path&, const fs::path&, bool exchange) {
+      return exchange ? error : 0;
+    };
+    write("t", ++step);
+    rename_hook() = nullptr;
+    expect_step("t", step);
+    EXPECT_TRUE(leftovers(save_).empty());
+  }
+  if (!GetParam()) return;
+  rename_hook() = [](const fs::path&, const fs::path&, bool exchange) {
+    return exchange ? EIO : 0;
+  };
+  const Error error = error_of([&] { write("t", 9); });
+  rename_hook() = nullptr;
+  EXPECT_EQ(error.code(), Code::kIo);
+  EXPECT_NE(error.message().find("cannot replace"), std::string::npos) << error.message();
+  expect_step("t", step);
+}
+
 // A disk that fails when the new one is to take the old one's place: the old one comes back, and
 // the error is the first.
 TEST_P(Races, AFailureInBetweenBringsTheOldOneBack) {

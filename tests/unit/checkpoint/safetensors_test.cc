@@ -312,6 +312,16 @@ TEST_F(SafetensorsTest, PiecesMakeTheFileThatWholeTensorsMake) {
   }
 }
 
+TEST_F(SafetensorsTest, ShardsAreAsLargeAsTheLimitAllows) {
+  const std::string content(40, 'x');
+  std::vector<SafetensorsTensor> tensors;
+  for (const char* name : {"a", "b", "c", "d", "e", "f"}) {
+    tensors.push_back({name, DType::kUInt8, {40}, bytes_of(content)});
+  }
+  write_safetensors_folder(folder_.path() / "model", tensors, 80);  // every shard, not the first
+  EXPECT_EQ(entry_names(folder_.path() / "model").size(), 3u + 1u);
+}
+
 TEST_F(SafetensorsTest, PiecesOfAnotherSizeThanTheTensorAreRefused) {
   const std::string data(9, 'x');
   for (const size_t given : {size_t{0}, size_t{7}, size_t{9}}) {
