@@ -152,6 +152,21 @@ TEST(SaveLoad, ManyBlobsDoNotNeedManyDescriptors) {
   EXPECT_LT(fds, 100);
 }
 
+TEST(SaveLoad, TensorsMayEndAnywhereInAChunk) {
+  for (int64_t n = 3 * 64 - 2; n <= 3 * 64 + 2; ++n) {
+    const TempFolder folder;
+    auto options = options_for(folder, "t");
+    options.blob.chunk_bytes = 64;
+    CheckpointWriter writer(options);
+    for (const char* name : {"a", "b"}) {
+      writer.part().add_tensor(make_meta(name, TensorKind::kModel, DType::kUInt8, {n}),
+                               bytes_of(std::string(static_cast<size_t>(n), *name)));
+    }
+    writer.commit();
+    EXPECT_TRUE(CheckpointReader::open(folder.path() / "save").verify_all().empty()) << n;
+  }
+}
+
 TEST(SaveLoad, LargeTensorsSpanChunksAndStreamThrough) {
   DS_SEED_TRACE();
   const TempFolder folder;

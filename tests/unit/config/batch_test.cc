@@ -61,6 +61,18 @@ TEST(Batch, FailuresNameAllFourNumbers) {
   }
 }
 
+TEST(Batch, FailuresSayHowManyRanksWouldFit) {
+  for (const auto& [train, text] :
+       {std::pair(8, "; these sizes fit 1 rank"), std::pair(16, "; these sizes fit 2 ranks")}) {
+    try {
+      resolve_batch(train, 4, 2, 3);
+      ADD_FAILURE() << train;
+    } catch (const Error& error) {
+      EXPECT_THAT(error.message(), testing::EndsWith(text));
+    }
+  }
+}
+
 // What is accepted satisfies the equation and keeps what was given; what satisfies it is accepted.
 TEST(Batch, RandomTriadsAgreeWithTheEquation) {
   const uint64_t seed = std::random_device{}();
@@ -187,6 +199,7 @@ TEST(BatchRampUp, IsRefusedByTheConfiguration) {
 TEST(Batch, WorldThatFits) {
   EXPECT_EQ(world_of_batch(1024, 4, 2), 128);
   EXPECT_EQ(world_of_batch(8, 4, 2), 1);
+  EXPECT_EQ(world_of_batch(8, 1, 1), 8);
   EXPECT_EQ(world_of_batch(7, 4, 2), std::nullopt);
   EXPECT_EQ(world_of_batch(12, 4, 2), std::nullopt);
   EXPECT_EQ(world_of_batch(0, 4, 2), std::nullopt);

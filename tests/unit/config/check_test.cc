@@ -286,6 +286,62 @@ TEST(Check, CommentsOfTwoSlashesAreSkippedWhole) {
               IsEmpty());
 }
 
+TEST(Check, CommentsMaySpanLines) {
+  EXPECT_THAT(lines(check_config("{ /* one, \n # two ] \n // */ \"train_batch_size\": 8 /**/ }")),
+              IsEmpty());
+}
+
+TEST(Check, ValuesOverWhatIsNoObjectAreNotLookedAt) {
+  ReadOptions how;
+  how.set = {{"train_batch_size", 8}};
+  EXPECT_THAT(lines(check_config("[8]", {}, how)), ElementsAre(HasSubstr("expected an object")));
+}
+
+TEST(Check, ShapesThatWidthsComeFromHaveAtMostEightSizes) {
+  const auto with = [](size_t sizes) {
+    const Json config = {
+        {"train_batch_size", 8},
+        {"optimizer",
+         {{"type", "MuAdam"},
+          {"params",
+           {{"base_shapes", {{{"match", "a"}, {"shape", std::vector<int>(sizes, 2)}}}}}}}}};
+    return lines(check_config(dump_json(config)));
+  };
+  EXPECT_THAT(with(8), IsEmpty());
+  EXPECT_THAT(with(9), ElementsAre(HasSubstr("expected at most 8 items, got 9")));
+}
+
+TEST(Check, StudentsNameLayersOfTheirTeacher) {
+  const auto with = [](const Json& layers) {
+    const Json config = {{"train_batch_size", 8},
+                         {"compression_training",
+                          {{"layer_reduction", {{"enabled", true}, {"teacher_layer", layers}}}}}};
+    return lines(check_config(dump_json(config)));
+  };
+  EXPECT_THAT(with(Json::array()), Contains(HasSubstr("/teacher_layer: missing")));
+  EXPECT_THAT(with({1, 3}), Not(Contains(HasSubstr("/teacher_layer: missing"))));
+}
+
+// One that lacks an end is not said to begin behind it.
+TEST(Check, DifficultiesRise) {
+  const auto with = [](const Json& difficulties) {
+    Json section = {{"enabled", true},
+                    {"schedule_type", "fixed_linear"},
+                    {"schedule_config", {{"total_curriculum_step", 10}, {"difficulty_step", 1}}}};
+    section.update(difficulties);
+    return lines(
+        check_config(dump_json({{"train_batch_size", 8}, {"curriculum_learning", section}})));
+  };
+  EXPECT_THAT(with({{"min_difficulty", 9}, {"max_difficulty", 8}}),
+              Contains(HasSubstr("9 is above max_difficulty 8")));
+  EXPECT_THAT(with({{"min_difficulty", 8}, {"max_difficulty", 8}}),
+              Not(Contains(HasSubstr("is above"))));
+  for (const char* one : {"min_difficulty", "max_difficulty"}) {
+    EXPECT_THAT(with({{one, 8}}), AllOf(Contains(HasSubstr("_difficulty: missing")),
+                                        Not(Contains(HasSubstr("is above")))));
+  }
+}
+
 TEST(Check, RatesByGroupAreAtMostAThousandOrSo) {
   const auto document = [](size_t groups) {
     const Json config = {{"train_batch_size", 8},

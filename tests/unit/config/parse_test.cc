@@ -87,6 +87,24 @@ TEST(Parse, ErrorsNameCallerPathAndReason) {
             "did you mean \"greedy\"?");
 }
 
+TEST(Parse, AsManyAsSixteenKeysAreListed) {
+  for (const size_t count : {16u, 17u}) {
+    std::vector<Key> all;
+    for (size_t i = 0; i < count; ++i) {
+      all.push_back(keys::integer(("k" + std::to_string(i)).c_str(), 1, ""));
+    }
+    const KeyTable wide = keys::table("", std::move(all));
+    try {
+      parse_object(wide, parse_json(R"({"zzzzzzzz": 1})", "test", Code::kInvalidArgument),
+                   {"test", Code::kInvalidArgument});
+      ADD_FAILURE() << "accepted";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.message(), HasSubstr(count == 16 ? "the keys here are k0, k1, k10, k11"
+                                                         : "no key here is similar"));
+    }
+  }
+}
+
 TEST(Parse, DeprecatedKeysForward) {
   const ParsedObject parsed = parse(R"({"old_greedy": true})");
   EXPECT_EQ(parsed.at("/mode"), "greedy");

@@ -185,6 +185,25 @@ TEST_P(AheadUpdates, WithoutAStepNothingIsLeftOfThem) {
   }
 }
 
+// What a checkpoint brings is not undone later.
+TEST_P(AheadUpdates, ALoadFollowsThem) {
+  next_gradients();
+  both_step(step());
+  expect(step(), {0, 1, 2, 3, 4, 5});
+  wait_for(1);
+  for (Optimizer* const one : {whole_.get(), ahead_.get()}) one->begin_load();
+  for (World* const world : {&plain_, &early_}) {
+    const FlatTensors& flat = world->flat();
+    const Tensor weights = (flat.masters ? flat.masters : flat.model).memory();
+    std::memset(weights.raw(), 0x3c, static_cast<size_t>(weights.bytes()));
+  }
+  for (Optimizer* const one : {whole_.get(), ahead_.get()}) one->undo_ahead();
+  compare("loaded");
+  next_gradients();
+  both_step(step());
+  compare("the step after it");
+}
+
 // Gradients that overflowed: what they make of the state is undone.
 TEST_P(AheadUpdates, GradientsThatAreNotFiniteLeaveNothing) {
   next_gradients();

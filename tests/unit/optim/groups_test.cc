@@ -14,6 +14,9 @@ TEST(WidthFactors, AreOneWithoutARule) {
   config.mu = MuRule::kNone;
   EXPECT_EQ(width_factors(config, parameter).rate, 1);
   EXPECT_EQ(width_factors(config, parameter).decay, 1);
+  config.mu = MuRule::kSgd;
+  config.base_shapes[0].match = {"b.*"};
+  EXPECT_EQ(width_factors(config, parameter).rate, 1) << "no shape is given for it";
 }
 
 }  // namespace
