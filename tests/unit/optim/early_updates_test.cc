@@ -2,6 +2,7 @@
 // have the bits of an optimizer that makes whole steps.
 #include <gmock/gmock.h>
 
+#include <chrono>
 #include <functional>
 #include <thread>
 
@@ -172,6 +173,11 @@ TEST_P(AheadUpdates, WithoutAStepNothingIsLeftOfThem) {
     if (!whole_->states(0).empty()) ahead_->read_state(early_.ctx(), 0, whole_->states(0)[0]);
     EXPECT_EQ(ahead_->ahead()->share, 0);
     compare("looked at");
+    expect(step(), {2, 4, 1, 0, 5, 3});
+    wait_for(1);
+    ahead_->state_view(0, whole_->states(0).at(0));
+    EXPECT_EQ(ahead_->ahead()->share, 0);
+    compare("viewed");
     // Or changes them.
     const std::vector<std::string> states = whole_->states(3);
     expect(step(), {0, 1, 2, 3, 4, 5});
@@ -222,6 +228,21 @@ TEST_P(AheadUpdates, GradientsThatAreNotFiniteLeaveNothing) {
   next_gradients();
   both_step(step());
   compare("the step after it");
+}
+
+// An update that fails half way is made by the step, which says why if it fails too.
+TEST_P(AheadUpdates, ThatFailAreLeftToTheStep) {
+  const FlatTensor good = early_.flat().gradients;
+  for (int i = 0; i < 5; ++i) {
+    next_gradients();
+    early_.flat().gradients = FlatTensor(
+        Tensor::zeros(early_.ctx().device, DType::kInt8, {good.elements()}, MemoryTag::kOther));
+    expect(step(), {0, 1, 2, 3, 4, 5});
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // for it to begin
+    early_.flat().gradients = good;
+    both_step(step());
+    compare("the step");
+  }
 }
 
 TEST(AheadOf, OptimizersByTensorRefuse) {

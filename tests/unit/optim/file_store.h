@@ -33,6 +33,7 @@ struct FileCounts {
   int64_t dropped_writes = 0;                    // leases for writing that gave up
   int64_t prefetched = 0, found_prefetched = 0;  // ranges
   bool late = false;                             // writes stay on their way for a while
+  int64_t on_the_way = 0;                        // of them, now
   // How many bytes of the next write arrive, and what then happens: 0 is a short write that makes
   // no progress. None: all arrive.
   std::function<std::pair<int64_t, int>(const std::string& file, int64_t bytes)> fault;
@@ -105,6 +106,7 @@ class FileStore : public ArrayStore {
   void write_back(Tensor memory, int64_t begin) override {
     take(memory);
     on_the_way_.push_back({std::move(memory), begin});
+    ++counts_->on_the_way;
     const size_t most = counts_->late ? 2 : 0;
     while (on_the_way_.size() > most) write_first();
   }
@@ -129,6 +131,7 @@ class FileStore : public ArrayStore {
   void write_first() {
     const Write write = std::move(on_the_way_.front());
     on_the_way_.pop_front();
+    --counts_->on_the_way;
     ++counts_->writes;
     const Tensor& memory = write.memory;
     const auto* bytes = static_cast<const std::byte*>(memory.raw());

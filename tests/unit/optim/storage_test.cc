@@ -200,6 +200,12 @@ TEST(Storage, StatesAreReadAndWrittenByTensor) {
       for (const char* state : {"exp_avg", "exp_avg_sq"}) {
         const Tensor value = optimizer->read_state(world.ctx(), k, state);
         EXPECT_EQ(value.shape(), world.places()[k].shape);
+        const Tensor view = optimizer->state_view(k, state);
+        EXPECT_EQ(bool(view), type == OptimizerStateType::kFp32);
+        if (view) {
+          ASSERT_EQ(view.elements(), value.elements());
+          EXPECT_EQ(std::memcmp(view.raw(), value.raw(), static_cast<size_t>(value.bytes())), 0);
+        }
         copy->write_state(world.ctx(), k, state, value);
         std::vector<float> part(static_cast<size_t>(value.elements()));
         const int64_t from = value.elements() / 3;
@@ -254,6 +260,24 @@ TEST(Storage, UnknownStatesAndWrongShapesAreRefused) {
   FlatTensors none;
   EXPECT_EQ(code_of([&] { adam->step(world.ctx(), world.step_of(*adam), none); }),
             Code::kInvalidArgument);
+}
+
+TEST(Storage, ArraysThatAreTooShortAreRefused) {
+  WorldOptions options;
+  options.model = DType::kBFloat16;
+  World world(make_places({{3, 4}, {5}}), options);
+  const auto adam = world.optimizer(parse_optimizer(R"({"type": "Adam"})"));
+  const FlatTensors good = world.flat();
+  for (FlatTensor FlatTensors::*const one :
+       {&FlatTensors::masters, &FlatTensors::model, &FlatTensors::gradients}) {
+    FlatTensors bad = good;
+    const Tensor& whole = (good.*one).memory();
+    bad.*one = FlatTensor(whole.slice(0, 0, whole.elements() - 33));
+    EXPECT_EQ(code_of([&] { adam->step(world.ctx(), world.step_of(*adam), bad); }),
+              Code::kInvalidArgument);
+  }
+  FlatTensors same = good;
+  EXPECT_EQ(code_of([&] { adam->step(world.ctx(), world.step_of(*adam), same); }), Code::kOk);
 }
 
 // Two owners of halves that cut tensors do what one owner of everything does.

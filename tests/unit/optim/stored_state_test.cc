@@ -200,6 +200,18 @@ TEST_P(StoredState, StatesAreReadAndWrittenInPart) {
   EXPECT_EQ(files->counts->dropped_writes, 0);
 }
 
+TEST(StoredStates, OfOneBlockHaveTheirScaleInFilesToo) {
+  World world(make_places({{1}}), {});
+  const auto files = std::make_shared<FileFactory>(1);
+  const auto stored =
+      make_optimizer(parse_optimizer(R"({"type": "AdamW", "state_dtype": "int8"})"),
+                     owned_places(world.places(), 0, 1), world.ctx().device, {}, nullptr, files);
+  std::vector<int64_t> elements;
+  for (const ArrayRequest& one : files->made) elements.push_back(one.elements);
+  const int64_t block = kernels::kStateBlock;
+  EXPECT_EQ(elements, (std::vector<int64_t>{block, 1, block, 1}));
+}
+
 // What fails is reported with file, place and reason, and the rest of the run is written: a later
 // step goes on with the ranges that hold.
 TEST(StoredStateFaults, AWriteThatFailsIsReportedAndNothingElseIsLost) {

@@ -359,7 +359,15 @@ class FilesApart : public ArrayFactory {
   bool makes(ArrayRole) const override { return true; }
   std::shared_ptr<ArrayStore> make(const ArrayRequest& request) override {
     files_.push_back(std::make_shared<FileFactory>(most_elements()));
+    files_.back()->counts->late = true;
     return files_.back()->make(request);
+  }
+  // Of an array that no other thread uses.
+  int64_t on_the_way(std::string_view name) const {
+    for (const auto& one : files_) {
+      if (one->made.front().name == name) return one->counts->on_the_way;
+    }
+    return 0;
   }
   int64_t most_elements() const override { return 2 * kernels::kUpdateChunk + 5; }
 
@@ -393,6 +401,10 @@ TEST_P(ZenFlowForms, HaveTheBitsOfMemoryInFiles) {
       stored->step(far.ctx(), step_in(far, *stored), flat);
       const FlatTensor& expected = near.flat().model ? near.flat().model : near.flat().masters;
       ASSERT_EQ(bytes_of(flat.model), bytes_of(expected)) << i;
+      EXPECT_EQ(files->on_the_way("waiting_gradient"), 0) << i;
+      // Another thread reads them while steps go on.
+      if (!way.overlap_step || i < 1 || !stored->extent()->everything) continue;
+      EXPECT_EQ(files->on_the_way("masters") + files->on_the_way("low"), 0) << i;
     }
     stored->put_back();
     EXPECT_EQ(bytes_of(flat.masters), bytes_of(near.flat().masters));
@@ -481,6 +493,14 @@ TEST(ZenFlow, SaysThatAnUpdateWaits) {
   EXPECT_TRUE(flow->update_waits());
   flow->begin_load();
   EXPECT_FALSE(flow->update_waits());
+}
+
+TEST(ZenFlow, TellsTheShareOfChosenElements) {
+  World world(make_places({{8, 8}, {5}}), {});
+  const auto flow = zenflow(world, kAdamW, options(0.5, 3, {}));
+  world.next_gradients();
+  flow->step(world.ctx(), step_in(world, *flow), world.flat());
+  EXPECT_DOUBLE_EQ(flow->extent()->chosen, 37.0 / 69) << "four columns, and all that is no matrix";
 }
 
 TEST(ZenFlow, AnUpdateBesideHasTheOtherCores) {
@@ -577,6 +597,7 @@ TEST(ZenFlow, GradientsAskWhenTheyAddUp) {
   EXPECT_TRUE(due({{{1, 1}}})) << "as much at once";
   EXPECT_FALSE(due({{{1, 0}}})) << "columns whose gradients are zero";
   EXPECT_TRUE(due({{{0, 0}}}));
+  EXPECT_FALSE(due({{{3, 1}}, {{0, 0.1}}})) << "zero in one of two steps";
   EXPECT_TRUE(due({{{-1, 0.1}}})) << "no column is chosen";
   EXPECT_TRUE(due({{{1, -1}}})) << "all are";
   EXPECT_FALSE(due({{{1, 1}, {1, 0.4}}})) << "one of two matrices";
