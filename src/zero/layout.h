@@ -22,8 +22,8 @@ struct LayoutPolicy {
   // By parameter, or empty; see Sharing.
   std::vector<bool> fp32 = {};
   std::vector<bool> sparse = {};
-  // Of stage 3. Parameters of fewer elements stay whole, as long as all of them have fewer than
-  // `model_persistence_threshold`.
+  // Of stage 3. Parameters of at most so many elements stay whole, as long as all that do have at
+  // most `model_persistence_threshold`.
   int64_t param_persistence_threshold = 0;
   int64_t model_persistence_threshold = 0;
   // What travels quantised, but for what is small or delicate.

@@ -260,6 +260,28 @@ TEST(Background, ASnapshotIsWhatWasAddedAndBuffersServeAgain) {
   }
 }
 
+// Training goes on in memory that lasts: with buffers that hold it a save reads nothing later.
+TEST(Background, ASnapshotCopiesWhatLastsToo) {
+  const TempFolder folder;
+  const fs::path save = folder.path() / "save";
+  constexpr int64_t kBytes = int64_t{4} << 20;
+  MemoryAccount account;
+  BackgroundSave background(&account);
+  auto options = options_for(save, "t");
+  options.blob.hold = background.buffers();
+  CheckpointWriter writer(options);
+  io::Buffer memory(kBytes);  // lies well for a direct write
+  const std::vector<std::byte> good = content(1, 1, static_cast<size_t>(kBytes));
+  std::copy(good.begin(), good.end(), memory.bytes().begin());
+  writer.part().add_tensor(make_meta("w", TensorKind::kModel, DType::kUInt8, {kBytes}),
+                           memory.bytes(), Lifetime::kUntilFinish);
+  std::fill(memory.bytes().begin(), memory.bytes().end(), std::byte{0});
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(fs::file_size(writer.temporary() / "data-00000.bin"), 0u);
+  writer.commit();
+  EXPECT_TRUE(CheckpointReader::open(save).verify_all().empty());
+}
+
 TEST(Background, AFailureIsToldOnceAndTheOldCheckpointStays) {
   DS_SEED_TRACE();
   const TempFolder folder;

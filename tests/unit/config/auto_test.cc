@@ -56,5 +56,23 @@ TEST(Auto, BatchSizesThatTheCallerSays) {
   EXPECT_EQ(batch_of(values), (std::array<int64_t, 3>{24, 3, 4}));
 }
 
+// A schedule's highest rate is the optimizer's, if that says one.
+TEST(Auto, RatesThatNobodySaysAreAskedFor) {
+  ReadOptions how;
+  how.resolve_auto = AutoValues();
+  const auto problems = [&](const char* optimizer) {
+    return check_config(std::string(R"({"train_batch_size": 8, "optimizer": {"type": "AdamW")") +
+                            optimizer + R"(}, "scheduler": {"type": "WarmupLR",
+                                "params": {"warmup_max_lr": "auto"}}})",
+                        {}, how)
+        .parsed.problems;
+  };
+  EXPECT_TRUE(problems(R"(, "params": {"lr": 0.5})").empty());
+  for (const char* none : {"", R"(, "params": {"eps": 1e-6})"}) {
+    ASSERT_EQ(problems(none).size(), 1u) << none;
+    EXPECT_NE(problems(none)[0].message().find("which nobody says"), std::string::npos);
+  }
+}
+
 }  // namespace
 }  // namespace ds

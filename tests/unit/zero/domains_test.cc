@@ -91,7 +91,9 @@ TEST(GradientDomains, OneRankAnswersForEachElement) {
       for (nn::ParamId id = 0; id < parameters.size(); ++id) {
         const ShardSpec spec =
             nn::shard_spec(parameters[id], mesh, rank, stages[static_cast<size_t>(id)]);
-        for (const OwnedPart& part : layout.primary(id)) {
+        const std::vector<OwnedPart> parts = layout.primary(id);
+        for (const OwnedPart& part : parts) {
+          EXPECT_TRUE(part.count > 0 || parts.size() == 1);
           mark(spec, part.first, part.count, seen[static_cast<size_t>(id)]);
         }
         weights += spec.local.elements();
@@ -131,6 +133,37 @@ TEST(GradientDomains, OfOneProcessAreTheFlatSpace) {
     EXPECT_EQ(layout.flat().range(id).begin, plain.range(id).begin);
     ASSERT_EQ(layout.primary(id).size(), 1u);
     EXPECT_EQ(layout.primary(id)[0].count, parameters[id].shape.elements());
+  }
+}
+
+// Both limits are of parameters that may still stay.
+TEST(GradientDomains, SmallParametersStayWholeWhileThereIsRoom) {
+  nn::ParameterSet parameters;
+  for (const int64_t n : {11, 10, 10, 6, 5, 1}) {
+    parameters.add(parameter("p" + std::to_string(parameters.size()), {n}));
+  }
+  LayoutPolicy policy;
+  policy.stage = 3;
+  policy.param_persistence_threshold = 10;
+  policy.model_persistence_threshold = 25;
+  const Layout layout(parameters, MeshShape(2, {}), 0, policy);
+  std::vector<bool> stay;
+  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+    stay.push_back(layout.flat().buckets()[layout.flat().bucket_of(id)].resident);
+  }
+  EXPECT_EQ(stay, (std::vector<bool>{false, true, true, false, true, false}));
+}
+
+TEST(GradientDomains, HoldNothingOfAnotherStage) {
+  nn::ParameterSet parameters;
+  for (const int64_t n : {1, 7}) {
+    parameters.add(parameter("p" + std::to_string(n), {n}));
+  }
+  const std::vector<std::vector<int>> stages = {{0}, {1}};
+  for (const int rank : {0, 1}) {
+    const Layout layout(parameters, MeshShape(2, {.pipeline = 2}), rank, {}, stages);
+    EXPECT_EQ(layout.flat().holds(0), rank == 0);
+    EXPECT_EQ(layout.flat().holds(1), rank == 1);
   }
 }
 

@@ -160,6 +160,21 @@ TEST_F(Gatherer, OnceTheOrderIsKnownItDropsWhatIsUsedLast) {
   EXPECT_EQ(gatherer_->most_live(), 3 * kSize);
 }
 
+TEST_F(Gatherer, FetchingAheadKeepsWithinTheLimit) {
+  limit({.live = 2 * kSize, .reuse = 0, .prefetch = 4 * kSize});
+  pass({0, 1, 2, 3});
+  EXPECT_THAT(pass({0, 1, 2, 3}), ElementsAre("start 0", "start 1", "finish 0", "start 2",
+                                              "finish 1", "start 3", "finish 2", "finish 3"));
+  EXPECT_EQ(gatherer_->most_live(), 2 * kSize);
+}
+
+TEST_F(Gatherer, FewerUsesAfterEachOtherAreTheSameOrder) {
+  limit({.prefetch = kSize});
+  pass({0, 0, 1, 2});
+  EXPECT_THAT(pass({0, 1, 2}),
+              ElementsAre("start 0", "start 1", "finish 0", "start 2", "finish 1", "finish 2"));
+}
+
 TEST_F(Gatherer, WhatIsInUseStaysWhateverTheLimit) {
   limit({.live = 2 * kSize});
   gatherer_->begin_pass();
