@@ -90,6 +90,16 @@ TEST(Stages, WorldsAgreeWithOneProcess) {
   }
 }
 
+// Weights go to other ranks in pieces of 4 Mi elements.
+TEST(Stages, RanksBeginWithTheSameWeightsHoweverManyThereAre) {
+  Job job{2, zero_config(1), 0};
+  job.model["vocab_size"] = 140'001;
+  const Trained two = train(job);
+  job.world = 1;
+  ASSERT_GT(two.weights.size(), size_t{4} << 20);
+  EXPECT_TRUE(same_bits(two.weights, train(job).weights));
+}
+
 // Of values in the middle between two weights the halves must go together.
 TEST(Stages, SplitMastersTakeValuesBetweenTwoWeights) {
   const Json split = {{"bf16", {{"enabled", true}, {"split_master", true}}}};
