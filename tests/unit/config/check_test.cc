@@ -340,6 +340,11 @@ TEST(Check, DifficultiesRise) {
     EXPECT_THAT(with({{one, 8}}), AllOf(Contains(HasSubstr("_difficulty: missing")),
                                         Not(Contains(HasSubstr("is above")))));
   }
+  const Json metric = {{"min_difficulty", 8}};  // where none has to be given
+  const Json sampling = {{"curriculum_learning", {{"curriculum_metrics", {{"m", metric}}}}}};
+  EXPECT_THAT(lines(check_config(dump_json(
+                  {{"train_batch_size", 8}, {"data_efficiency", {{"data_sampling", sampling}}}}))),
+              Not(Contains(HasSubstr("is above"))));
 }
 
 TEST(Check, RatesByGroupAreAtMostAThousandOrSo) {
