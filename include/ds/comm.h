@@ -196,7 +196,8 @@ DS_API ds_status ds_comm_shared_tensor(ds_comm* comm, ds_dtype dtype,
                                        ds_tensor** out_tensor);
 /**
  * What the group is, as JSON: rank, size, transport, topology (local_rank, local_size, node,
- * nodes), traffic, the calls and bytes sent within the node and across nodes by collective, and
+ * nodes), traffic, the calls and bytes sent within the node and across nodes by collective, with
+ * the blocks that went to ranks of other nodes (across_nodes_messages), and
  * total_traffic, the same with that of all groups split from it, an engine's own included.
  * @param out_json  receives a string that the caller frees with ds_string_free
  * Threads: any. Since: 0.4.

@@ -78,7 +78,8 @@ DS_API ds_status ds_generator_create(ds_model* model, const char* DS_NULLABLE op
  * @param options_json  as for ds_generator_create, but "weights" is "fp32" by default and cannot be
  *     "model"; and "expert_parallel": {"enabled": true, "autoep_size": n}: so many ranks, one after
  *     another, share the experts, a divisor of the group's ranks and of each layer's experts; by
- *     default all ranks of the group
+ *     default all ranks of the group; with "hierarchical_all_to_all", as in the configuration,
+ *     whether rows go between hosts first and then within them
  * @param comm          the group, which the generator keeps; a program ends it after the generator
  * An error of one rank is an error of all. Afterwards a rank that is lost, or fails within a pass,
  * ends the group: the others get DS_ERR_COMM or DS_ERR_ABORTED.

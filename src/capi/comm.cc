@@ -51,7 +51,8 @@ Json report_of(const Communicator& comm) {
       traffic[std::string(collective_name(static_cast<Collective>(i)))] = {
           {"calls", one.calls},
           {"within_node_bytes", one.within_node},
-          {"across_nodes_bytes", one.across_nodes}};
+          {"across_nodes_bytes", one.across_nodes},
+          {"across_nodes_messages", one.messages_across}};
     }
     return traffic;
   };

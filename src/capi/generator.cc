@@ -87,22 +87,35 @@ models::Batch model_batch(models::Model& model, const BatchArgument& given) {
 
 constexpr const char* kSharing = "a generator of several ranks: ";
 
+struct ExpertMesh {
+  Mesh mesh;
+  bool two_steps;  // rows go so where it is of use
+};
+
 // The mesh of ranks of which so many share experts; without the option all do.
-Mesh expert_mesh(const JsonArguments& given, const std::shared_ptr<Communicator>& comm) {
+ExpertMesh expert_mesh(const JsonArguments& given, const std::shared_ptr<Communicator>& comm) {
   int64_t ranks = comm->size();
+  bool two_steps = true, asked = false;
   if (given.has("expert_parallel")) {
     const JsonArguments one(given.at("expert_parallel"), "generator options", "/expert_parallel",
-                            {"enabled", "autoep_size"});
+                            {"enabled", "autoep_size", "hierarchical_all_to_all"});
     const bool enabled = one.flag("enabled", true);
     ranks = one.integer("autoep_size", enabled ? ranks : 1, 1, int64_t{1} << 20);
     if (!enabled) ranks = 1;
+    two_steps = one.flag("hierarchical_all_to_all", true);
+    asked = two_steps && ranks > 1 && one.has("hierarchical_all_to_all");
   }
   DS_CHECK(comm->size() % ranks == 0, Code::kConfig, kSharing, ranks,
            " ranks that share experts (expert_parallel.autoep_size) do not divide the ",
            comm->size(), " ranks of the group");
   MeshSizes sizes;
   sizes.expert = static_cast<int>(ranks);
-  return Mesh(comm, sizes);
+  Mesh mesh(comm, sizes);
+  if (asked) {
+    check_two_steps(mesh.shape(), MeshGroup::kExpert, comm->topology().node_of,
+                    "generator options: /expert_parallel/hierarchical_all_to_all");
+  }
+  return {std::move(mesh), two_steps};
 }
 
 // What is the same on every rank: the model, where its weights come from, and their form.
@@ -121,9 +134,10 @@ std::string shared_text(models::Model& model, const models::InferenceOptions& fo
 }
 
 // Collective: this rank's part of the model.
-std::shared_ptr<models::Model> shared_copy(models::Model& model, const Mesh& mesh,
+std::shared_ptr<models::Model> shared_copy(models::Model& model, const ExpertMesh& ranks,
                                            const models::InferenceOptions& form,
                                            const infer::KvOptions& kv) {
+  const Mesh& mesh = ranks.mesh;
   const OpContext ctx = model.host_context();
   constexpr const char* kWhat = "making a generator of ranks that share experts";
   std::string own;
@@ -142,8 +156,9 @@ std::shared_ptr<models::Model> shared_copy(models::Model& model, const Mesh& mes
     copy = model.prepared_copy(form, &mesh);
   });
   if (mesh.size(MeshGroup::kExpert) > 1) {
-    const RankGroup experts = mesh.placed(MeshGroup::kExpert);
-    copy->set_pass_ranks({experts, experts});
+    ExchangeRanks experts = make_exchange_ranks(mesh, MeshGroup::kExpert, ranks.two_steps);
+    const RankGroup all = experts.all;
+    copy->set_pass_ranks({std::move(experts), all});
   }
   return copy;
 }
@@ -193,7 +208,7 @@ ds_status ds_generator_create_shared(ds_model* model, const char* options_json, 
     }
     const infer::KvOptions kv = kv_of(given);
     static_cast<void>(used->architecture());  // own parameters have no forward pass
-    const Mesh mesh = expert_mesh(given, group);
+    const ExpertMesh mesh = expert_mesh(given, group);
     out = publish<ds_generator>(
         std::make_shared<GeneratorObject>(shared_copy(*used, mesh, *form, kv), kv));
   });

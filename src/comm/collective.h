@@ -39,6 +39,20 @@ struct Traffic {
   int64_t calls = 0;
   int64_t within_node = 0;
   int64_t across_nodes = 0;
+  int64_t messages_across = 0;  // blocks of any bytes, each to one rank of another node
+
+  Traffic& operator+=(const Traffic& other) {
+    calls += other.calls;
+    within_node += other.within_node;
+    across_nodes += other.across_nodes;
+    messages_across += other.messages_across;
+    return *this;
+  }
+  // Adds a block to a rank of the same node, or of another one.
+  void add_block(int64_t bytes, bool near) {
+    (near ? within_node : across_nodes) += bytes;
+    messages_across += !near && bytes > 0 ? 1 : 0;
+  }
 };
 using TrafficTable = std::array<Traffic, kCollectives>;  // by Collective
 

@@ -181,10 +181,11 @@ void Group::execute_messages(OperationPtr first) {
   const auto over = [&](const OperationPtr& operation) {
     if (operation->record.kind == Collective::kSend) {
       const int64_t bytes = operation->input.bytes();
-      const bool near = same_node(operation->peer);
-      count(operation->record, near ? bytes : 0, near ? 0 : bytes);
+      Traffic sent;
+      sent.add_block(bytes, same_node(operation->peer));
+      count(operation->record, sent);
     } else {
-      count(operation->record, 0, 0);
+      count(operation->record, {});
     }
     finished(operation, 2, {});
   };
@@ -301,6 +302,10 @@ std::shared_ptr<Communicator> Group::do_split(int color, int key,
     if (!transport) return;
     group = std::make_shared<Group>(std::move(transport), options_, nodes, traffic_);
     group->set_logger(logger_);
+    for (int& rank : ranks) {
+      if (!first_ranks().empty()) rank = first_ranks()[static_cast<size_t>(rank)];
+    }
+    group->set_first_ranks(std::move(ranks));
   };
   run_blocking(operation);
   if (!group) return nullptr;

@@ -68,7 +68,7 @@ class Group : public Communicator {
   std::span<const std::byte> payload_of(const Operation& operation) const;
   GatherTexts gather_texts(Operation& operation);
   void need_everybody(std::string_view why) const;
-  void count(const Record& record, int64_t within, int64_t across);
+  void count(const Record& record, Traffic sent);
   void count_reduction(const Reduction& reduction, const Record& record);
   void count_movement(const Movement& movement, const Record& record);
   bool same_node(int peer) const;
@@ -81,7 +81,7 @@ class Group : public Communicator {
   std::vector<const Record*> records_;  // of the last meeting
   std::vector<char> present_;           // by rank: had not joined there
   int participants_ = 0;
-  int64_t across_before_ = 0;
+  std::optional<Traffic> across_before_;
   Messages messages_;
   const std::shared_ptr<TrafficCounter> traffic_;
   Traffic last_traffic_;  // of the operation that runs

@@ -12,12 +12,12 @@ void Group::run(Operation& operation) {
   record.sequence = ++sequence_;
   participants_ = 0;
   last_traffic_ = {};
-  across_before_ = transport_->bytes_across();
+  across_before_ = transport_->sent_across();
   transport_->announce(record, true);
   if (operation.body) {
     operation.body();
     participants_ = size();
-    count(record, 0, 0);
+    count(record, {});
   } else if (record.kind == Collective::kJoin) {
     while (true) {
       operation.deadline = Deadline::in(operation.allowed);  // of each answer
@@ -28,7 +28,7 @@ void Group::run(Operation& operation) {
       record.sequence = ++sequence_;
       transport_->announce(record, true);
     }
-    count(record, 0, 0);
+    count(record, {});
   } else {
     if (operation.input) {
       record.input = transport_->locate(operation.input.raw(), operation.input.bytes());
@@ -89,13 +89,13 @@ void Group::carry_out(const Record& reference, Operation* operation, const Watch
   check_payloads(reference, operation);
   switch (reference.kind) {
     case Collective::kBarrier:
-      count(reference, 0, 0);
+      count(reference, {});
       return;
     case Collective::kFinalize:
     case Collective::kSplit:
     case Collective::kSharedTensor:
       need_everybody(collective_name(reference.kind));
-      count(reference, 0, 0);
+      count(reference, {});
       return;
     default:
       break;
@@ -221,16 +221,20 @@ bool Group::same_node(int peer) const {
   return topology().node_of[static_cast<size_t>(peer)] == topology().node;
 }
 
-void Group::count(const Record& record, int64_t within, int64_t across) {
+void Group::count(const Record& record, Traffic sent) {
   const bool message = record.kind == Collective::kSend || record.kind == Collective::kRecv;
-  const int64_t real = message ? -1 : transport_->bytes_across();
-  last_traffic_ = {1, within, real >= 0 ? real - across_before_ : across};
-  traffic_->add(record.kind, last_traffic_.within_node, last_traffic_.across_nodes);
+  if (const auto real = transport_->sent_across(); real && !message) {
+    sent.across_nodes = real->across_nodes - across_before_->across_nodes;
+    sent.messages_across = real->messages_across - across_before_->messages_across;
+  }
+  sent.calls = 1;
+  last_traffic_ = sent;
+  traffic_->add(record.kind, sent);
 }
 
 void Group::count_reduction(const Reduction& reduction, const Record& record) {
   const int64_t element = dtype_size(reduction.dtype);
-  int64_t bytes[2] = {0, 0};  // across, within
+  Traffic all;
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
     int64_t sent = 0;
@@ -246,18 +250,18 @@ void Group::count_reduction(const Reduction& reduction, const Record& record) {
                part_of(reduction.count, rank(), size(), element).size();
         break;
     }
-    bytes[same_node(peer)] += sent * element;
+    all.add_block(sent * element, same_node(peer));
   }
-  count(record, bytes[1], bytes[0]);
+  count(record, all);
 }
 
 void Group::count_movement(const Movement& movement, const Record& record) {
-  int64_t bytes[2] = {0, 0};
+  Traffic sent;
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
-    bytes[same_node(peer)] += movement.send[static_cast<size_t>(peer)].bytes;
+    sent.add_block(movement.send[static_cast<size_t>(peer)].bytes, same_node(peer));
   }
-  count(record, bytes[1], bytes[0]);
+  count(record, sent);
 }
 
 }  // namespace ds::comm

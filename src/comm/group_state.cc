@@ -3,6 +3,11 @@
 #include "base/text.h"
 
 namespace ds {
+namespace {
+
+constexpr size_t kMostListed = 16;  // ranks of a group in an error
+
+}  // namespace
 
 GroupState::GroupState(int rank, int size, std::chrono::milliseconds deadline)
     : rank_(rank), size_(size), deadline_(deadline) {
@@ -24,7 +29,16 @@ void GroupState::check_active(std::string_view operation) const {
 }
 
 std::string GroupState::in_group() const {
-  return name_.empty() ? std::string() : str_cat(" (group \"", printable(name_), "\")");
+  if (name_.empty()) return {};
+  std::string ranks;
+  for (size_t i = 0; i < first_ranks_.size(); ++i) {
+    if (i == kMostListed) {
+      ranks += str_cat(" and ", first_ranks_.size() - i, " more");
+      break;
+    }
+    ranks += str_cat(i == 0 ? " of ranks " : ", ", first_ranks_[i]);
+  }
+  return str_cat(" (group \"", printable(name_), "\"", ranks, ")");
 }
 
 void GroupState::mark_failed(Code code, std::string_view text) noexcept {

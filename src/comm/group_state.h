@@ -36,6 +36,9 @@ class GroupState {
   int size() const noexcept { return size_; }
   // The label of the split that made it, which its errors show; "" for a group made otherwise.
   const std::string& name() const noexcept { return name_; }
+  // By rank: what it is called in the group from which all others were split, which its errors
+  // show; empty for that one.
+  const std::vector<int>& first_ranks() const noexcept { return first_ranks_; }
   std::chrono::milliseconds deadline() const noexcept { return deadline_; }
   State state() const noexcept { return state_.load(std::memory_order_acquire); }
   const Topology& topology() const noexcept { return topology_; }
@@ -45,10 +48,11 @@ class GroupState {
 
   // Before the group is used.
   void set_name(std::string_view name) { name_ = name; }
+  void set_first_ranks(std::vector<int> ranks) { first_ranks_ = std::move(ranks); }
   void set_topology(Topology topology) { topology_ = std::move(topology); }
   // Throws kAborted, kComm or kState unless the group is active.
   void check_active(std::string_view operation) const;
-  // " (group \"tensor\")", or nothing: what an error ends with.
+  // " (group \"tensor\" of ranks 2, 3)", or nothing: what an error ends with.
   std::string in_group() const;
   // Ends an active group with an error: kAborted for Code::kAborted, else kFailed.
   void mark_failed(Code code, std::string_view text) noexcept;
@@ -60,6 +64,7 @@ class GroupState {
   const int size_;
   const std::chrono::milliseconds deadline_;
   std::string name_;
+  std::vector<int> first_ranks_;
   Topology topology_;
   std::atomic<State> state_{State::kActive};
   mutable std::mutex reason_mutex_;

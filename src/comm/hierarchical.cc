@@ -36,14 +36,14 @@ void HierarchicalTransport::exchange(const Record& mine, std::span<const std::by
                                      const Watch& watch) {
   last_ = mine;
   for (int peer = 0; peer < size(); ++peer) {
-    if (!near(peer)) across_ += static_cast<int64_t>(payload.size());
+    if (!near(peer)) sent_.add_block(static_cast<int64_t>(payload.size()), false);
   }
   all_->exchange(mine, payload, watch);
 }
 
 int64_t HierarchicalTransport::write_some(int peer, const std::byte* data, int64_t bytes) {
   const int64_t n = all_->write_some(peer, data, bytes);
-  if (!near(peer)) across_ += n;
+  if (!near(peer)) sent_.across_nodes += n;
   return n;
 }
 
@@ -138,7 +138,7 @@ void HierarchicalTransport::move_blocks(const Movement& movement, bool stage, co
     if (near(peer)) {
       far.send[i] = far.receive[i] = {};
     } else {
-      across_ += far.send[i].bytes;
+      sent_.add_block(far.send[i].bytes, false);
     }
   }
   all_->move(far, watch);
@@ -155,7 +155,7 @@ void HierarchicalTransport::gather_by_columns(const Movement& movement, const Wa
     if (near(peer) || local_index_[i] != column) {
       far.send[i] = far.receive[i] = {};
     } else {
-      across_ += far.send[i].bytes;
+      sent_.add_block(far.send[i].bytes, false);
     }
   }
   all_->move(far, watch);

@@ -45,7 +45,7 @@ class HierarchicalTransport : public Transport {
                                    const Watch& watch) override;
   void raise(Code code, std::string_view text) noexcept override;
   void check_raised() const override;
-  int64_t bytes_across() const override { return across_; }
+  std::optional<Traffic> sent_across() const override { return sent_; }
 
  private:
   bool near(int rank) const {
@@ -64,8 +64,8 @@ class HierarchicalTransport : public Transport {
   std::vector<std::vector<int>> members_;  // by node, rising
   std::vector<int> local_index_;           // by rank, within its node
   bool columns_ = true;                    // every node has as many ranks
-  int64_t across_ = 0;
-  Record last_;  // for the records of the node
+  Traffic sent_;                           // across nodes alone
+  Record last_;                            // for the records of the node
   std::vector<std::byte> scratch_;
 };
 

@@ -15,10 +15,10 @@ class TrafficCounter {
       : parent_(std::move(parent)) {}
 
   // Threads: any, like the rest.
-  void add(Collective kind, int64_t within, int64_t across) {
-    add_to(&TrafficCounter::own_, kind, within, across);
+  void add(Collective kind, const Traffic& sent) {
+    add_to(&TrafficCounter::own_, kind, sent);
     for (TrafficCounter* counter = this; counter != nullptr; counter = counter->parent_.get()) {
-      counter->add_to(&TrafficCounter::total_, kind, within, across);
+      counter->add_to(&TrafficCounter::total_, kind, sent);
     }
   }
   TrafficTable own() const { return read(own_); }
@@ -26,13 +26,9 @@ class TrafficCounter {
   TrafficTable total() const { return read(total_); }
 
  private:
-  void add_to(TrafficTable TrafficCounter::*table, Collective kind, int64_t within,
-              int64_t across) {
+  void add_to(TrafficTable TrafficCounter::*table, Collective kind, const Traffic& sent) {
     const std::lock_guard lock(mutex_);
-    Traffic& traffic = (this->*table)[static_cast<size_t>(kind)];
-    ++traffic.calls;
-    traffic.within_node += within;
-    traffic.across_nodes += across;
+    (this->*table)[static_cast<size_t>(kind)] += sent;
   }
   TrafficTable read(const TrafficTable& table) const {
     const std::lock_guard lock(mutex_);

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -136,8 +137,8 @@ class Transport {
   // What was raised by any rank, if anything; throws it. Any thread.
   virtual void check_raised() const = 0;
 
-  // Bytes really sent to other hosts so far, for transports that do not send pairwise; else -1.
-  virtual int64_t bytes_across() const { return -1; }
+  // What was really sent to other hosts so far, for transports that do not send pairwise.
+  virtual std::optional<Traffic> sent_across() const { return std::nullopt; }
 
  private:
   const int rank_;

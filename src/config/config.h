@@ -213,6 +213,7 @@ struct FlopsProfilerConfig {
 struct ExpertParallelConfig {
   bool enabled = false;
   int autoep_size = 1;
+  std::optional<bool> hierarchical_all_to_all;  // none: where it is of use
 
   // That share the experts of each layer.
   int ranks() const { return enabled ? autoep_size : 1; }

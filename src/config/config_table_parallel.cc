@@ -123,6 +123,11 @@ KeyTable expert_parallel_table() {
                          "every layer.")
                      .at_least(1)
                      .to(&ExpertParallelConfig::autoep_size),
+                 flag("hierarchical_all_to_all", std::nullopt,
+                      "Rows go between nodes first and then within them, in fewer messages; null: "
+                      "where the ranks that share experts sit on several nodes, as many and more "
+                      "than one on each.")
+                     .to(&ExpertParallelConfig::hierarchical_all_to_all),
                  integer("expert_tensor_parallel_size", 1, "Ranks that share one expert.")
                      .at_least(1)
                      .needs("tensor parallelism"),

@@ -74,6 +74,7 @@ void Engine::make_parts() {
   const models::Model& model = *run_->model;
   check_combinations(situation_of(*run_));
   check_experts(run_->config, model.parameters());
+  check_exchange(run_->config, run_->mesh.shape(), run_->world().topology().node_of);
   check_rank_devices(*model.device(), run_->world());
   find_teacher(*run_);
   model.host()->use_threads(run_->pool.threads());

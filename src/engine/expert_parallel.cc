@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/text.h"
+#include "mesh/row_exchange.h"
 #include "models/shared_experts.h"
 
 namespace ds {
@@ -32,6 +33,13 @@ MeshSizes mesh_sizes(const Config& config, int world) {
            " ranks that share experts do not divide the ", world, world == 1 ? " rank" : " ranks",
            " of the run; use a divisor, or another number of ranks");
   return sizes;
+}
+
+void check_exchange(const Config& config, const MeshShape& mesh, std::span<const int> node_of) {
+  const ExpertParallelConfig& experts = config.expert_parallel;
+  if (experts.ranks() == 1 || experts.hierarchical_all_to_all != true) return;
+  check_two_steps(mesh, MeshGroup::kExpert, node_of,
+                  "configuration: /expert_parallel/hierarchical_all_to_all");
 }
 
 void check_experts(const Config& config, const nn::ParameterSet& parameters) {

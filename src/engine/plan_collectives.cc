@@ -85,14 +85,22 @@ class CollectivesPlanner {
     const nn::ParameterSet& parameters = *plan_.model.parameters;
     const models::Recompute again = plan_.recompute();
     const Places places = plan_.places_of(plan_.expert_ranks, 1);
+    // One way from rank to rank; or in two steps, each of which moves all of it.
+    const std::vector<Places> steps = plan_.two_steps
+                                          ? std::vector{Places{1, places.nodes}, {places.local, 1}}
+                                          : std::vector{places};
     PlannedTraffic counts, rows;
     for (const int64_t layer : info.expert_layers) {
       const bool twice = again.segments > 0 || again.alone(layer);
       const int64_t passes = plan_.config.batch.accumulation * (twice ? 2 : 1);
-      counts.add_pieces(info.experts * int64_t{sizeof(int64_t)}, passes, places);
+      for (const Places& step : steps) {
+        counts.add_exchanges(info.experts * int64_t{sizeof(int64_t)}, passes, step);
+      }
       const int64_t sent = plan_.config.batch.micro_batch * plan_.length() *
                            info.experts_per_token * parameters[info.output].shape[1] * plan_.item();
-      rows.add_pieces(sent, 2 * (passes + plan_.config.batch.accumulation), places);
+      for (const Places& step : steps) {
+        rows.add_exchanges(sent, 2 * (passes + plan_.config.batch.accumulation), step);
+      }
     }
     out.push_back(counts.described("all_to_all", "how many tokens go to each expert"));
     out.push_back(rows.described("all_to_all_v", "tokens to experts and back, at equal loads"));

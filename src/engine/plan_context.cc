@@ -123,6 +123,11 @@ void PlanContext::arrange() {
   if (world > 1) zero::check_group_sizes(share.groups, mesh);
   check_experts(config, *model.parameters);
   expert_ranks = mesh.size(MeshAxis::kExpert);
+  std::vector<int> node_of;
+  for (int rank = 0; rank < world; ++rank) node_of.push_back(rank / per_node);
+  check_exchange(config, mesh, node_of);
+  two_steps = config.expert_parallel.hierarchical_all_to_all.value_or(true) &&
+              several_on_several_nodes(mesh, MeshGroup::kExpert, 0, node_of);
   zero::LayoutPolicy policy;
   if (shared) {
     policy = zero::layout_policy(share);

@@ -87,6 +87,7 @@ class PlanContext {
   int world = 1;
   int per_node = 1;
   int expert_ranks = 1;         // that share the experts of each layer
+  bool two_steps = false;       // their rows go so
   int64_t sequence_length = 0;  // 0: the model's positions
   zero::ShareOptions share;
   int stage = 0;

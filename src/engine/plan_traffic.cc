@@ -14,6 +14,14 @@ void PlannedTraffic::add_pieces(int64_t whole, int64_t times, const Places& plac
   far += full * (nodes - 1) / nodes / local;
 }
 
+void PlannedTraffic::add_exchanges(int64_t whole, int64_t times, const Places& places) {
+  const double full = static_cast<double>(whole) * static_cast<double>(times);
+  calls += times;
+  bytes += whole * times;
+  near += full * (places.local - 1) / places.ranks();
+  far += full * (places.ranks() - places.local) / places.ranks();
+}
+
 // A sum for everybody is one in pieces that are then gathered; pieces end at cache lines.
 void PlannedTraffic::add_sums(int64_t elements, DType type, int64_t times, const Places& places) {
   const int64_t size = dtype_size(type);

@@ -23,6 +23,8 @@ struct PlannedTraffic {
 
   // Adds `times` calls over `bytes` in equal pieces.
   void add_pieces(int64_t bytes, int64_t times, const Places& places);
+  // The same with pieces that each go to one rank alone.
+  void add_exchanges(int64_t bytes, int64_t times, const Places& places);
   // Adds `times` sums of so many elements, for everybody.
   void add_sums(int64_t elements, DType type, int64_t times, const Places& places);
   Json described(const char* collective, const char* what) const;

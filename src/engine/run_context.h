@@ -9,7 +9,7 @@
 #include "base/thread_pool.h"
 #include "config/config.h"
 #include "engine/teacher.h"
-#include "mesh/mesh.h"
+#include "mesh/row_exchange.h"
 #include "models/model.h"
 #include "ops/context.h"
 #include "zero/train_state.h"
@@ -37,7 +37,7 @@ struct RunContext {
   }
   int gradient_ranks() const { return mesh.size(MeshGroup::kDataContext); }
   // Among whom the experts of each layer are shared; null where every rank has all.
-  const RankGroup* expert_ranks() const { return experts ? &experts : nullptr; }
+  const ExchangeRanks* expert_ranks() const { return experts ? &experts : nullptr; }
   // A parameter that has a gradient and optimizer state, by name; throws kNotFound otherwise.
   nn::ParamId trainable(const std::string& name) const;
   // A caller's tensor as operators read it: packed, where masters and gradients lie, or on a
@@ -54,7 +54,7 @@ struct RunContext {
   std::shared_ptr<zero::TrainState> state;
   ThreadPool pool;
   const kernels::GpuPolicy gpu_policy;
-  RankGroup experts;  // by their order in a layer; none where every rank has all
+  ExchangeRanks experts;  // by their order in a layer; none where every rank has all
   std::shared_ptr<optim::ArrayFactory> arrays;  // null: training state lies in memory
   std::unique_ptr<Teacher> teacher;             // null: there is none
 };

@@ -155,7 +155,9 @@ DType compute_type_of(const Config& config) { return dtype_of(config.precision.c
 void set_up_state(RunContext& run) {
   end_group_on_system_error(run.world(), [&] { place_weights(run); });
   if (run.mesh.shape().size(MeshAxis::kExpert) > 1) {
-    run.experts = run.mesh.placed(MeshGroup::kExpert);
+    run.experts =
+        make_exchange_ranks(run.mesh, MeshGroup::kExpert,
+                            run.config.expert_parallel.hierarchical_all_to_all.value_or(true));
     run.model->set_pass_ranks({run.experts, run.mesh.placed(MeshGroup::kWorld)});
   }
   zero::TrainState& state = *run.state;

@@ -43,7 +43,7 @@ class Decoder {
   const OpContext ctx_, host_;
   nn::ParameterReader& weights_;
   const models::Architecture& model_;
-  const RankGroup experts_;
+  const ExchangeRanks experts_;
   KvCache cache_;
   std::unique_ptr<DecodeGraphs> graphs_;  // ends before the cache that it reads
   Tensor logits_;

@@ -86,7 +86,7 @@ void check_request(const models::ArchitectureInfo& info, std::span<const int32_t
   }
 }
 
-models::ForwardOptions pass_options(const RankGroup& experts) {
+models::ForwardOptions pass_options(const ExchangeRanks& experts) {
   models::ForwardOptions options;
   if (experts) options.expert_ranks = &experts;
   return options;
@@ -168,7 +168,7 @@ std::vector<int32_t> generate(const OpContext& ctx, nn::ParameterReader& weights
 
 Tensor batch_logits(const OpContext& ctx, nn::ParameterReader& weights,
                     const models::Architecture& architecture, models::Batch batch,
-                    const RankGroup& experts) {
+                    const ExchangeRanks& experts) {
   complete(ctx, architecture, batch);
   nn::Tape tape(ctx, weights, nullptr, inference_options());
   return to_fp32(ctx, architecture.logits(tape, batch, pass_options(experts)).data);
@@ -185,7 +185,7 @@ Tensor batch_logits(const OpContext& ctx, nn::ParameterReader& weights,
 
 Tensor batch_hidden(const OpContext& ctx, nn::ParameterReader& weights,
                     const models::Architecture& architecture, models::Batch batch,
-                    const RankGroup& experts) {
+                    const ExchangeRanks& experts) {
   complete(ctx, architecture, batch);
   nn::Tape tape(ctx, weights, nullptr, inference_options());
   return to_fp32(ctx, architecture.hidden(tape, batch, pass_options(experts)).data);

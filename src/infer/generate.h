@@ -43,7 +43,7 @@ void take_part(const OpContext& ctx, nn::ParameterReader& weights,
 // position_ids count from 0. `experts`: the ranks that share them, which all call this; or none.
 Tensor batch_logits(const OpContext& ctx, nn::ParameterReader& weights,
                     const models::Architecture& architecture, models::Batch batch,
-                    const RankGroup& experts = {});
+                    const ExchangeRanks& experts = {});
 // The same from ids int32 [B, T] alone; `key_mask` may be empty.
 Tensor batch_logits(const OpContext& ctx, nn::ParameterReader& weights,
                     const models::Architecture& architecture, const Tensor& ids,
@@ -52,6 +52,6 @@ Tensor batch_logits(const OpContext& ctx, nn::ParameterReader& weights,
 // Hidden states fp32 [B, T, W] after the last norm.
 Tensor batch_hidden(const OpContext& ctx, nn::ParameterReader& weights,
                     const models::Architecture& architecture, models::Batch batch,
-                    const RankGroup& experts = {});
+                    const ExchangeRanks& experts = {});
 
 }  // namespace ds::infer

@@ -4,28 +4,15 @@
 #pragma once
 
 #include <memory>
-#include <span>
-#include <vector>
 
 #include "mesh/mesh.h"
+#include "mesh/node_groups.h"
 
 namespace ds {
 
 struct StateGroupSizes {
   int shard = 0;      // consecutive ranks that hold one copy together (MiCS); 0: all ranks
   int secondary = 1;  // consecutive ranks that hold a second copy together (hpZ); 1: there is none
-};
-
-// Two ways through a group whose ranks sit on several nodes, the same number on each: first among
-// the ranks of a node and then among those of equal place on every node, or the reverse.
-struct NodeGroups {
-  RankGroup node;          // in the order of ranks
-  RankGroup across;        // in the order of nodes
-  std::vector<int> ranks;  // of the group: [node][place]
-  int rank_at(int node_index, int place) const {
-    return ranks[static_cast<size_t>(node_index) * static_cast<size_t>(node.size) +
-                 static_cast<size_t>(place)];
-  }
 };
 
 struct StateGroups {
@@ -37,13 +24,6 @@ struct StateGroups {
   // Hold one copy of the parameters together, each its part of them; alone where each holds all.
   RankGroup model;
 };
-
-// The ranks of a group by node, nodes in the order of their first ranks; `node_of` is by rank.
-struct RanksByNode {
-  int nodes = 0;           // 0 where there is one, or they have different numbers of ranks
-  std::vector<int> ranks;  // [node][place]
-};
-RanksByNode ranks_by_node(std::span<const int> node_of);
 
 // Of the parameters whose gradients `group` reduces. Sizes count consecutive ranks of those that
 // read different samples, of which a group of experts has fewer. Collective over the world. Throws

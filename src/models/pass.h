@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "mesh/mesh.h"
+#include "mesh/row_exchange.h"
 #include "nn/layers.h"
 #include "nn/router_record.h"
 
@@ -44,7 +44,7 @@ struct ForwardOptions {
   // backward is then part; it lives until then. Null: nobody asks.
   nn::RouterRecord* routers = nullptr;
   // Among whom the experts of each layer are shared; see nn::MoePass. Null: all are here.
-  const RankGroup* expert_ranks = nullptr;
+  const ExchangeRanks* expert_ranks = nullptr;
   // A pass that is made for other ranks' tokens: none of its own goes to an expert, and nobody
   // reads what it gives.
   bool for_others = false;

@@ -2,13 +2,13 @@
 // does.
 #pragma once
 
-#include "mesh/mesh.h"
+#include "mesh/row_exchange.h"
 
 namespace ds::models {
 
 struct PassRanks {
-  RankGroup experts;   // among whom the experts of each layer are shared; or none
-  RankGroup together;  // those that make every pass together; none where each runs alone
+  ExchangeRanks experts;  // among whom the experts of each layer are shared; or none
+  RankGroup together;     // those that make every pass together; none where each runs alone
 };
 
 }  // namespace ds::models

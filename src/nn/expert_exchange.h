@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "mesh/mesh.h"
+#include "mesh/row_exchange.h"
 #include "nn/tape.h"
 #include "ops/routes.h"
 
@@ -18,7 +18,7 @@ class ExpertExchange {
  public:
   // Collective over `ranks`, each of which holds as many experts one after another, in the order of
   // the ranks: they tell each other how many rows come. `routes` are this rank's, to all experts.
-  ExpertExchange(const OpContext& ctx, const RankGroup& ranks, const ops::Routes& routes);
+  ExpertExchange(const OpContext& ctx, const ExchangeRanks& ranks, const ops::Routes& routes);
 
   // The experts here: so many from this one on.
   int64_t first() const { return first_; }
@@ -37,11 +37,10 @@ class ExpertExchange {
   Value to_tokens(Tape& tape, const Value& rows, const Meanwhile& meanwhile = {}) const;
 
  private:
-  Value send(Tape& tape, const Value& rows, bool to_experts, const Meanwhile& meanwhile) const;
+  Value send(Tape& tape, const Value& rows, RowExchange::Way way, const Meanwhile& meanwhile) const;
 
-  RankGroup ranks_;
   int64_t first_ = 0, count_ = 0;
-  std::vector<int64_t> sent_, received_;  // rows, by rank
+  std::shared_ptr<const RowExchange> rows_;
   std::shared_ptr<const ops::Routes> arrived_;
 };
 

@@ -361,7 +361,7 @@ Value run_experts(Tape& tape, const Value& x, const Routed& routed, const Moe& l
 // The same where each of `ranks` has a part of the experts: an expert's rows are those of one rank
 // that has the tokens of all, in their order.
 Value run_shared_experts(Tape& tape, const Value& x, const Routed& routed, const Moe& layer,
-                         const RankGroup& ranks, const ExpertExchange::Meanwhile& meanwhile) {
+                         const ExchangeRanks& ranks, const ExpertExchange::Meanwhile& meanwhile) {
   const ExpertExchange exchange(tape.ctx(), ranks, *routed.routes);
   const Value arrived = exchange.to_experts(tape, gathered(tape, x, routed.routes), meanwhile);
   const Value outputs =
@@ -371,7 +371,7 @@ Value run_shared_experts(Tape& tape, const Value& x, const Routed& routed, const
 
 // What the others' rows need of this rank, which sends none and gets its input back. It reads the
 // weights that they read, in the same order.
-Value serve_others(Tape& tape, const Value& x, const Moe& layer, const RankGroup& ranks,
+Value serve_others(Tape& tape, const Value& x, const Moe& layer, const ExchangeRanks& ranks,
                    const ExpertExchange::Meanwhile& meanwhile) {
   DS_CHECK(!tape.recording(), Code::kInternal, "a pass for other ranks has no backward");
   const auto none = empty_routes(tape, 0, 1, std::ssize(layer.experts));

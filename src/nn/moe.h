@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "mesh/mesh.h"
+#include "mesh/row_exchange.h"
 #include "nn/gate.h"
 #include "nn/layers.h"
 
@@ -57,7 +57,7 @@ struct MoePass {
   RouterRecord* record = nullptr;  // lives until backward; null: nobody asks, losses are left out
   // Among whom each layer's experts are shared, in the order of the experts; these make the same
   // passes. Null: all experts are here.
-  const RankGroup* ranks = nullptr;
+  const ExchangeRanks* ranks = nullptr;
   // With `ranks`, without recording: the experts here serve the others' rows. What this pass itself
   // brings goes to no expert, and nobody reads what it gives.
   bool for_others = false;

@@ -97,7 +97,8 @@ TEST_F(GpuZeroFailures, TheGroupThatFailedIsNamed) {
     int named = 0;
     for (const Outcome& outcome : outcomes) {
       EXPECT_NE(outcome.code, Code::kOk);
-      named += outcome.text.find(str_cat("(group \"", one.group, "\")")) != std::string::npos;
+      named +=
+          outcome.text.find(str_cat("(group \"", one.group, "\" of ranks ")) != std::string::npos;
     }
     EXPECT_GE(named, 1) << one.call << ": " << outcomes[2].text;
   }

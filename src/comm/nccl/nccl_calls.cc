@@ -45,17 +45,17 @@ int64_t bytes_to(const NcclOperation& operation, int rank, int peer, int size) {
 }  // namespace
 
 void NcclCommunicator::count(const NcclOperation& operation) {
-  int64_t within = 0, across = 0;
+  Traffic sent{.calls = 1};
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
     const bool near = topology().node_of[static_cast<size_t>(peer)] == topology().node;
-    (near ? within : across) += bytes_to(operation, rank(), peer, size());
+    sent.add_block(bytes_to(operation, rank(), peer, size()), near);
   }
-  traffic_->add(operation.record.kind, within, across);
+  traffic_->add(operation.record.kind, sent);
   if (!logger_) return;
   const std::chrono::duration<double> took = Clock::now() - operation.called;
-  logger_->record(operation.record.kind, operation.told_bytes, took.count(), size(), within,
-                  across);
+  logger_->record(operation.record.kind, operation.told_bytes, took.count(), size(),
+                  sent.within_node, sent.across_nodes);
 }
 
 // Called inside a group of NCCL.

@@ -50,11 +50,7 @@ std::string text_of(const Letter& letter) {
 }
 
 TrafficTable sum_of(TrafficTable table, const TrafficTable& other) {
-  for (size_t i = 0; i < table.size(); ++i) {
-    table[i].calls += other[i].calls;
-    table[i].within_node += other[i].within_node;
-    table[i].across_nodes += other[i].across_nodes;
-  }
+  for (size_t i = 0; i < table.size(); ++i) table[i] += other[i];
   return table;
 }
 
@@ -320,6 +316,7 @@ std::shared_ptr<Communicator> NcclCommunicator::do_split(int color, int key,
   auto child = std::make_shared<NcclCommunicator>(part, std::move(side), library_, options_,
                                                   streams_, traffic_);
   child->set_logger(logger_);
+  child->set_first_ranks(part->first_ranks());
   children_.add(child, *this);
   return child;
 }

@@ -77,7 +77,7 @@ TEST(Mesh, ErrorsNameTheGroup) {
         ADD_FAILURE() << "no error";
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), Code::kComm);
-        const std::string name = "(group \"tensor\")";
+        const std::string name = "(group \"tensor\" of ranks ";
         const size_t at = error.message().find(name);
         EXPECT_NE(at, std::string::npos) << error.message();
         EXPECT_EQ(error.message().find(name, at + 1), std::string::npos) << error.message();

@@ -80,7 +80,7 @@ TEST_P(ExpertGeneration, LogitsAndHiddenStatesAreThoseOfOneProcess) {
       const int64_t length = 4 + 3 * comm->rank();
       batch.ids = Tensor::zeros(of.device(), DType::kInt32, {2, length}, MemoryTag::kOther);
       for (int32_t i = 0; i < 2 * length; ++i) batch.ids.data<int32_t>()[i] = i * 11 % 61;
-      const RankGroup experts = of.pass_ranks().experts;
+      const ExchangeRanks experts = of.pass_ranks().experts;
       const Tensor logits =
           infer::batch_logits(of.context(), of.reader(), of.architecture(), batch, experts);
       const Tensor states =

@@ -30,6 +30,7 @@ struct Measured {
       table[i].calls += end[i].calls - start[i].calls;
       table[i].within_node += end[i].within_node - start[i].within_node;
       table[i].across_nodes += end[i].across_nodes - start[i].across_nodes;
+      table[i].messages_across += end[i].messages_across - start[i].messages_across;
     }
   }
 
