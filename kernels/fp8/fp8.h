@@ -43,7 +43,8 @@ constexpr int64_t fp8_sum_parts(int64_t rows) { return (rows + kFp8SumRows - 1) 
 void fp8_cast(const Fp8Cast& call, ThreadPool& pool);
 void fp8_cast(const Fp8Cast& call, const GpuStream& on);
 
-// The scale of a tensor that has none yet, and its inverse, from the tensor itself.
+// The scale of a tensor that has none yet (0), and its inverse, from the tensor itself; nothing
+// where there is one.
 struct Fp8FirstScale {
   Fp8Format format = Fp8Format::kE4M3;
   const bfloat16* x = nullptr;

@@ -200,6 +200,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void make_first_scale(Fp8FirstScale c) {
+  if (*c.scale > 0) return;
   const float most = *c.amax;
   const float scale = most > 0 ? fp8_scale(c.format, most, c.margin) : 1.0f;
   *c.scale = scale;
@@ -298,7 +299,7 @@ void fp8_update(const Fp8Update& c, const GpuStream& on) {
 }
 
 bool fp8_matmul(const Fp8Matmul& p, const GpuStream& on) {
-  return p.m > 0 && p.n > 0 && cublaslt::multiply_fp8(p, on);
+  return p.m > 0 && p.n > 0 && p.k > 0 && cublaslt::multiply_fp8(p, on);
 }
 
 int64_t fp8_matmul_workspace(const Fp8Matmul& p, const GpuStream& on) {

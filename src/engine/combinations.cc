@@ -165,10 +165,6 @@ constexpr Combination kStart[] = {
     {kRefused, "fp8.enabled", "a program's own parameters", "the library does not run their layers",
      "use false",
      [](const Situation& s) { return s.config.precision.fp8.enabled && s.own_parameters(); }},
-    {kRefused, "fp8.enabled", "layers of experts",
-     "how many tokens an expert gets differs from step to step, and products of codes are of fixed "
-     "sizes so far",
-     "use bf16", [](const Situation& s) { return s.config.precision.fp8.enabled && experts(s); }},
     {kRefused, kExpertParallel, "a program's own parameters",
      "the program sends tokens to its experts itself", "leave it out",
      [](const Situation& s) { return shares_experts(s) && s.own_parameters(); }},

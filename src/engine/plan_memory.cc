@@ -502,6 +502,7 @@ CodedWeights coded_weights(const PlanContext& plan) {
     const nn::Parameter& p = parameters[id];
     if (!nn::Fp8Linears::takes(p)) continue;
     ++out.weights;
+    if (!plan.flat().holds(id)) continue;  // another rank's experts
     out.elements += p.shape.elements();
     out.largest = std::max(out.largest, p.shape.elements());
   }

@@ -50,7 +50,9 @@ ops::Fp8Tensor Fp8Linears::cast(const OpContext& ctx, ParamId weight, Role role,
   ops::Fp8Scaling own = scaling(at);
   ops::Fp8Tensor out;
   out.format = format(role);
-  if (!scaled_[static_cast<size_t>(at)]) {
+  // No numbers say nothing. Where other ranks had some in an earlier step, there is a scale
+  // already.
+  if (!scaled_[static_cast<size_t>(at)] && rows > 0) {
     ops::fp8_first_scale(ctx, ops::fp8_made(ctx, source), out.format, options_.margin, own);
     scaled_[static_cast<size_t>(at)] = true;
   }

@@ -85,7 +85,7 @@ class Fp8Linears {
   Tensor scale_, amax_;                // [layers * kRoles]
   Tensor inverse_;                     // the same, kFp8InverseStep apart
   Tensor history_;                     // [layers * kRoles, history], newest first
-  std::vector<bool> scaled_;           // by place: there is a scale
+  std::vector<bool> scaled_;           // by place: there is a scale, for sure
   std::vector<ops::Fp8Tensor> codes_;  // of weights, by layer
   std::vector<bool> current_;          // codes_ are of the weight as it is
   // The newest input. It is not kept alive, and its codes count as long as it lives.

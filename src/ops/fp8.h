@@ -63,7 +63,7 @@ bool fp8_wants_transposed(const OpContext& ctx);
 // is cast, from the same reading.
 void fp8_cast(const OpContext& ctx, const Fp8Source& x, const Fp8Scaling& scaling, Fp8Tensor& out,
               Tensor& sums);
-// Before the first cast of a tensor that has no scale yet: makes it from x.
+// Before the first cast of a tensor: makes its scale from x, unless it has one.
 void fp8_first_scale(const OpContext& ctx, const Tensor& x, Fp8Format format, int margin,
                      Fp8Scaling& scaling);
 

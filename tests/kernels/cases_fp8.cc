@@ -204,6 +204,10 @@ OpCase first_scale_case(Fp8Format format, const Sizes& s) {
       compare(result, "amax", scaling.amax, std::vector{amax}, kExact);
       compare(result, "scale", scaling.scale, std::vector{scale}, kExact);
       compare(result, "inverse", scaling.inverse, std::vector{1 / scale}, kExact);
+      // It stays, whatever comes.
+      ops::fp8_first_scale(ctx, columns_of(wild_tensor(random, s), s), format, margin + 3, scaling);
+      compare(result, "the same scale", scaling.scale, std::vector{scale}, kExact);
+      compare(result, "the same inverse", scaling.inverse, std::vector{1 / scale}, kExact);
     }
     return result;
   };

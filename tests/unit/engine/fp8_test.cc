@@ -216,6 +216,59 @@ TEST_F(Fp8Layer, FollowsAnEmulationInDoublePrecision) {
   }
 }
 
+// As experts have them: another number in every micro batch, of no multiple of anything, and none
+// before there is a scale, within a step and throughout one.
+TEST_F(Fp8Layer, RowsMayBeOfAnyNumber) {
+  nn::Fp8Options options;
+  options.history = 2;
+  state_->weights().set_fp8(std::make_unique<nn::Fp8Linears>(ctx_, parameters_, options));
+  Emulated of_x(Fp8Format::kE4M3, 2, false), of_w = of_x, of_dy(Fp8Format::kE5M2, 2, false);
+  std::uniform_int_distribution<int64_t> any(1, 70);
+  const int64_t steps[][3] = {{0, 0, 0},
+                              {0, 5, 0},
+                              {any(random_), 0, 1},
+                              {0, 0, 0},
+                              {any(random_), any(random_), any(random_)}};
+  for (const auto& counts : steps) {
+    set_weights(0.2);
+    const Numbers bias = numbers(state_->weights().view(b_));
+    Numbers dw(kOut * kIn);
+    for (const int64_t rows : counts) {
+      SCOPED_TRACE(str_cat(rows, " rows"));
+      nn::Tape tape(ctx_, state_->weights(), &state_->gradients(), {});
+      state_->weights().begin_pass();
+      const nn::Value x = tape.make_value(random_bf16({rows, kIn}, 1));
+      const nn::Value y = nn::linear(tape, x, w_, b_);
+      const Numbers w8 = of_w.cast(numbers(state_->weights().view(w_)));
+      const Tensor dy = random_bf16(y.data.shape(), 1e-3);
+      y.slot->add(ctx_, dy, true);
+      tape.backward();
+      state_->finish_backward();
+      state_->weights().end_pass();
+      if (rows > 0) {
+        const Numbers x8 = of_x.cast(numbers(x.data)), dy8 = of_dy.cast(numbers(dy));
+        expect_product(y.data, rows, kOut, kIn, x8, false, w8, true, bias, {});
+        expect_product(x.slot->gradient(), rows, kIn, kOut, dy8, false, w8, false, {}, {});
+        const Tensor sum = state_->gradients().gradient(w_);
+        expect_product(sum, kOut, kIn, rows, dy8, true, x8, false, {}, dw);
+      }
+      dw = numbers(state_->gradients().gradient(w_));
+    }
+    state_->weights().fp8()->finish_step(ctx_);
+    of_x.finish_step();
+    of_w.finish_step();
+    of_dy.finish_step();
+    std::vector<float> expected;
+    for (const Emulated* one : {&of_x, &of_w, &of_dy}) {
+      const std::vector<float> row = one->saved();
+      expected.insert(expected.end(), row.begin(), row.end());
+    }
+    EXPECT_EQ(flat(state_->weights().fp8()->saved(w_, device_)), expected);
+    state_->gradients().clear(ctx_);
+  }
+  state_->weights().set_fp8(nullptr);
+}
+
 // Queries, keys and values, say.
 TEST_F(Fp8Layer, LayersThatReadOneTensorShareItsCodes) {
   state_->weights().set_fp8(std::make_unique<nn::Fp8Linears>(ctx_, parameters_, nn::Fp8Options{}));

@@ -355,14 +355,6 @@ TEST(ExpertPlan, PublishedModels) {
   }
 }
 
-TEST(ExpertCombinations, Fp8IsRefusedByName) {
-  const std::string why = error_of(Code::kUnsupported, [] {
-    make_engine(with(base_config(), {{"bf16", {{"enabled", true}}}, {"fp8", {{"enabled", true}}}}),
-                gpt_moe());
-  });
-  EXPECT_THAT(why, HasSubstr("layers of experts"));
-}
-
 TEST(ExpertConfig, RefusesByName) {
   const auto why = [](const Json& change) {
     return error_of(Code::kConfig, [&] { models::build_architecture(gpt_moe(change)); });
