@@ -2,6 +2,7 @@
 // memory, layer by layer, with the bits of weights that are all in memory.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -293,6 +294,47 @@ TEST(ExpertsInAFileOf, TheCacheHasTheSizeThatWasAskedFor) {
   EXPECT_GT(kept, cached * 4 * 9 / 10);
   // Memory of the pages that were read last waits for the next ones.
   EXPECT_LE(kept, cached * 4 + (int64_t{5} << 20));
+}
+
+// Files without a name in this folder that this process has open.
+std::vector<int> open_files(const std::filesystem::path& folder) {
+  std::vector<int> out;
+  for (const auto& one : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const std::string target = std::filesystem::read_symlink(one.path(), gone).string();
+    if (target.starts_with(folder.string())) out.push_back(std::stoi(one.path().filename()));
+  }
+  return out;
+}
+
+// The file ends before an expert that a token chose, of which a part may still be there: the call
+// fails, says what and where, and so does the next one.
+TEST(ExpertsInAFileOf, AFileThatIsCutShortIsAnError) {
+  for (const int64_t ahead : {int64_t{0}, int64_t{5} * kMatrix}) {
+    const Folder folder;
+    InferenceOptions how;
+    how.weights = WeightForm::kFloat32;
+    how.file = models::WeightFileOptions{folder.path(), kDense, ahead};
+    const auto model = prepared(config_of(), 3, how);
+    const std::vector<int> files = open_files(folder.path());
+    ASSERT_FALSE(files.empty());
+    struct stat status {};
+    ASSERT_EQ(::fstat(files[0], &status), 0);
+    // Half of a matrix is left of the last expert of the middle layer.
+    const int64_t layer = kExperts * 3 * kMatrix * 4;
+    ASSERT_EQ(status.st_size, kLayers * layer);
+    ASSERT_EQ(::ftruncate(files[0], 2 * layer - kMatrix * 2), 0);
+    for (int call = 0; call < 2; ++call) {
+      try {
+        Text(*model).feed(random_ids(5, 40));  // every expert
+        FAIL() << "no error";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), Code::kIo);
+        EXPECT_THAT(error.message(), ::testing::HasSubstr("the file is truncated"));
+        EXPECT_THAT(error.message(), ::testing::HasSubstr(folder.path().string()));
+      }
+    }
+  }
 }
 
 // What a token reads of prepared weights counts the experts that it goes through.
