@@ -104,6 +104,34 @@ TEST(SharedExperts, FewerRanksThanTheGroupShare) {
   });
 }
 
+// Two hosts of two ranks each: fewer messages between them, and the same texts.
+TEST(SharedExperts, RowsGoBetweenHostsAndThenWithinThem) {
+  const auto messages = [](const char* options) {
+    std::vector<int64_t> sent(4);
+    run_ranks(
+        4,
+        [&](libds::Comm& comm) {
+          const Model model = Model::create(kMixtral, 5);
+          Generator whole(model, R"({"weights": "fp32"})"), shared(model, comm, options);
+          EXPECT_EQ(shared.generate(prompt_of(comm.rank()), how(comm.rank(), true)),
+                    whole.generate(prompt_of(comm.rank()), how(comm.rank(), true)));
+          const std::string report = comm.report();
+          const size_t rows = report.find("all_to_all_v", report.find("total_traffic"));
+          const std::string key = "\"across_nodes_messages\":";
+          const size_t at = report.find(key, rows);
+          ASSERT_NE(at, std::string::npos) << report;
+          sent[static_cast<size_t>(comm.rank())] = std::stoll(report.substr(at + key.size()));
+        },
+        R"({"timeout_seconds": 60, "ranks_per_node": 2})");
+    return sent[0] + sent[1] + sent[2] + sent[3];
+  };
+  const int64_t one_step = messages(R"({"expert_parallel": {"hierarchical_all_to_all": false}})");
+  const int64_t two_steps = messages(R"({"expert_parallel": {"hierarchical_all_to_all": true}})");
+  EXPECT_GT(two_steps, 0);
+  EXPECT_LT(two_steps, one_step);
+  EXPECT_EQ(messages("{}"), two_steps);
+}
+
 TEST(SharedExperts, OtherRanksExpertsAreNotHere) {
   run_ranks(2, [](libds::Comm& comm) {
     const Model model = Model::create(kMixtral, 5);
@@ -183,6 +211,8 @@ TEST(SharedExperts, WhatCannotBeSharedIsAnErrorOfEveryRank) {
   refused(2, kMixtral, R"({"expert_parallel": {"autoep_size": 3}})", DS_ERR_CONFIG,
           "do not divide the 2 ranks");
   refused(2, kMixtral, R"({"expert_parallel": {"ep": 3}})", DS_ERR_CONFIG, "/expert_parallel/ep");
+  refused(2, kMixtral, R"({"expert_parallel": {"hierarchical_all_to_all": true}})", DS_ERR_CONFIG,
+          "/expert_parallel/hierarchical_all_to_all: the ranks that exchange rows with rank 0");
   refused(2, kMixtral, R"({"weights": "model"})", DS_ERR_CONFIG, "each rank has a copy");
   // Models of ranks that differ, by weights or by form.
   run_ranks(2, [](libds::Comm& comm) {

@@ -2,7 +2,6 @@
 // memory, layer by layer, with the bits of weights that are all in memory.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -318,11 +317,8 @@ TEST(ExpertsInAFileOf, AFileThatIsCutShortIsAnError) {
     const auto model = prepared(config_of(), 3, how);
     const std::vector<int> files = open_files(folder.path());
     ASSERT_FALSE(files.empty());
-    struct stat status {};
-    ASSERT_EQ(::fstat(files[0], &status), 0);
-    // Half of a matrix is left of the last expert of the middle layer.
+    // Experts lie one after another. Half of a matrix is left of the last one of the middle layer.
     const int64_t layer = kExperts * 3 * kMatrix * 4;
-    ASSERT_EQ(status.st_size, kLayers * layer);
     ASSERT_EQ(::ftruncate(files[0], 2 * layer - kMatrix * 2), 0);
     for (int call = 0; call < 2; ++call) {
       try {
