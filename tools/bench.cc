@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -229,7 +230,21 @@ std::string for_people(const Json& result) {
   return out;
 }
 
+// Ranks of a launcher would each measure alone, on a machine that the others keep busy.
+void refuse_ranks() {
+  for (const char* const name : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
+    const char* const value = std::getenv(name);
+    const long ranks = value != nullptr ? std::strtol(value, nullptr, 10) : 1;
+    if (ranks <= 1) continue;
+    throw Failure("ds bench measures one process, and this is one of " + std::to_string(ranks) +
+                  " ranks (" + name +
+                  "): run it without a launcher; ds bench comm measures collectives among ranks, "
+                  "and ds train --metrics the speed of a run");
+  }
+}
+
 int run(const Options& o) {
+  refuse_ranks();
   if (o.threads) limit_cpus(*o.threads);
   libds::Model model = open_model(o.model);
   model.set_device(o.weights.device);

@@ -60,6 +60,11 @@ class Bench(CliCase):
         self.assertIn("33", self.ds("bench", "--model", "model.json", "--sequence-length", 33,
                                     status=1).error)
 
+    def test_ranks_are_refused(self):
+        done = self.ds("launch", "-n", 2, "--", os.environ["DS_PROGRAM"], "bench", "--model", "tiny", status=1)
+        self.assertIn("this is one of 2 ranks (WORLD_SIZE): run it without a launcher", done.error)
+        self.assertNotIn("tokens/s", done.text)
+
     def test_io(self):
         for options in ([], ["--read"]):
             result = json.loads(self.ds(

@@ -253,6 +253,11 @@ std::vector<Variant> variants() {
   add("qwen2_fp16", zero_test::qwen2_moe(), kFp16);
   add("top2_bf16", zero_test::gpt_moe({{"moe_top_k", 2}, {"moe_train_capacity_factor", 0.7}}),
       kBf16);
+  // What was rounded apart may get another code, 8 times as far away.
+  const Json fp8 = with(kBf16, {{"fp8", {{"enabled", true}, {"amax_history_len", 2}}}});
+  out.push_back({"mixtral_fp8", with(zero_test::mixtral(), {{"intermediate_size", 32}}),
+                 with(fp8, segments), 5e-2, 1e-1, 6e-2});
+  out.push_back({"top2_fp8", zero_test::gpt_moe({{"moe_top_k", 2}}), fp8, 5e-2, 1e-1, 6e-2});
   return out;
 }
 
