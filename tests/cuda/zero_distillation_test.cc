@@ -65,7 +65,8 @@ TEST_P(GpuStudents, FollowStudentsOnTheCpuAtEveryStage) {
 INSTANTIATE_TEST_SUITE_P(Kinds, GpuStudents, ::testing::ValuesIn(variants()),
                          [](const auto& one) { return std::string(one.param.name); });
 
-// Both losses are told, and weigh as the configuration says; after stop_step labels count alone.
+// Both losses are reported, and weigh as the configuration says; after stop_step labels count
+// alone.
 TEST_F(GpuZero, StudentsTellBothLosses) {
   const zero_test::TeacherFolder teacher;
   const Json section = teacher.section(

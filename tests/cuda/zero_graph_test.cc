@@ -4,8 +4,6 @@
 
 #include "cuda/zero_world.h"
 #include "full_run.h"
-#include "models/adapters.h"
-#include "models/lora.h"
 
 namespace ds::gpu_zero {
 namespace {
@@ -71,14 +69,6 @@ TEST_P(RecordedRanks, HaveTheSameBits) {
       }
     }
   }
-}
-
-void add_adapters(models::Model& model) {
-  models::LoraOptions lora;
-  lora.r = 3;
-  lora.target_modules = {"all-linear"};
-  lora.seed = 5;
-  models::add_lora(model, lora);
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -5,8 +5,6 @@
 
 #include "attached_state.h"
 #include "cuda/zero_world.h"
-#include "models/adapters.h"
-#include "models/lora.h"
 #include "ops/elementwise.h"
 #include "unit/optim/file_store.h"
 
@@ -53,14 +51,6 @@ struct Kind {
   std::function<void(models::Model&)> prepare = [](models::Model&) {};
 };
 void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
-
-void add_adapters(models::Model& model) {
-  models::LoraOptions lora;
-  lora.r = 3;
-  lora.target_modules = {"all-linear"};
-  lora.seed = 5;
-  models::add_lora(model, lora);
-}
 
 class HostFiles : public GpuZero, public ::testing::WithParamInterface<Kind> {
  protected:

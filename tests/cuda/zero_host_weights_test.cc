@@ -4,8 +4,6 @@
 
 #include "attached_state.h"
 #include "cuda/zero_world.h"
-#include "models/adapters.h"
-#include "models/lora.h"
 #include "ops/elementwise.h"
 
 namespace ds::gpu_zero {
@@ -34,14 +32,6 @@ struct Kind {
   std::function<void(models::Model&)> prepare = [](models::Model&) {};
 };
 void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
-
-void add_adapters(models::Model& model) {
-  models::LoraOptions lora;
-  lora.r = 3;
-  lora.target_modules = {"all-linear"};
-  lora.seed = 5;
-  models::add_lora(model, lora);
-}
 
 class HostWeights : public GpuZero, public ::testing::WithParamInterface<Kind> {
  protected:

@@ -7,8 +7,6 @@
 
 #include "attached_state.h"
 #include "cuda/zero_world.h"
-#include "models/adapters.h"
-#include "models/lora.h"
 #include "ops/elementwise.h"
 #include "ops/split_master.h"
 #include "zero/weight_checks.h"
@@ -47,14 +45,6 @@ Json zenflow(const Json& more, bool overlap = false) {
 
 Json optimizer(const char* type) {
   return {{"optimizer", {{"type", type}, {"params", {{"lr", 1e-2}}}}}};
-}
-
-void add_adapters(models::Model& model) {
-  models::LoraOptions lora;
-  lora.r = 3;
-  lora.target_modules = {"all-linear"};
-  lora.seed = 5;
-  models::add_lora(model, lora);
 }
 
 // ---- the update ----

@@ -4,6 +4,8 @@
 
 #include "comm/nccl/nccl_library.h"
 #include "cuda/model_world.h"
+#include "models/adapters.h"
+#include "models/lora.h"
 #include "unit/zero/zero_world.h"
 #ifdef DS_STAND_IN_NCCL
 #include <dlfcn.h>
@@ -92,6 +94,14 @@ inline Json fine(const Json& more = Json::object()) {
                    {"stage3_max_live_parameters", 5000},
                    {"stage3_max_reuse_distance", 1500}},
               more);
+}
+
+inline void add_adapters(models::Model& model) {
+  models::LoraOptions lora;
+  lora.r = 3;
+  lora.target_modules = {"all-linear"};
+  lora.seed = 5;
+  models::add_lora(model, lora);
 }
 
 enum class Where { kCpu, kGpus };
