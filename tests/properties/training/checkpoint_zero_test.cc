@@ -65,7 +65,8 @@ TEST(PartsOfACheckpoint, MicsWritesOneShardGroup) {
   });
   size_t elements = 0;
   int64_t blobs = 0;
-  for (const TensorRecord& tensor : CheckpointReader::open(folder.path(), "a").manifest().tensors) {
+  const auto reader = CheckpointReader::open(folder.path(), "a");
+  for (const TensorRecord& tensor : reader.manifest().tensors) {
     if (tensor.meta.kind != TensorKind::kMaster) continue;
     for (const TensorSlice& slice : tensor.slices) {
       elements += slice.range.length / sizeof(float);

@@ -1538,7 +1538,8 @@ extern "C" {
 }
 extern "C" {
     #[doc = " What the group is, as JSON: rank, size, transport, topology (local_rank, local_size, node,"]
-    #[doc = " nodes), traffic, the calls and bytes sent within the node and across nodes by collective, and"]
+    #[doc = " nodes), traffic, the calls and bytes sent within the node and across nodes by collective, with"]
+    #[doc = " the blocks that went to ranks of other nodes (across_nodes_messages), and"]
     #[doc = " total_traffic, the same with that of all groups split from it, an engine's own included."]
     #[doc = " @param out_json  receives a string that the caller frees with ds_string_free"]
     #[doc = " Threads: any. Since: 0.4."]
@@ -2919,7 +2920,8 @@ extern "C" {
     #[doc = " @param options_json  as for ds_generator_create, but \"weights\" is \"fp32\" by default and cannot be"]
     #[doc = "     \"model\"; and \"expert_parallel\": {\"enabled\": true, \"autoep_size\": n}: so many ranks, one after"]
     #[doc = "     another, share the experts, a divisor of the group's ranks and of each layer's experts; by"]
-    #[doc = "     default all ranks of the group"]
+    #[doc = "     default all ranks of the group; with \"hierarchical_all_to_all\", as in the configuration,"]
+    #[doc = "     whether rows go between hosts first and then within them"]
     #[doc = " @param comm          the group, which the generator keeps; a program ends it after the generator"]
     #[doc = " An error of one rank is an error of all. Afterwards a rank that is lost, or fails within a pass,"]
     #[doc = " ends the group: the others get DS_ERR_COMM or DS_ERR_ABORTED."]
