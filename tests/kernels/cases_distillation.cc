@@ -61,6 +61,50 @@ Data make_data(uint64_t seed, const Setting& s) {
   return d;
 }
 
+double largest_of(const kernels::DistillationRefRow& row) {
+  double largest = 0;
+  for (int64_t j = 0; j < row.valid; ++j) {
+    for (const double x : {row.logits[j], row.teacher[j]}) {
+      if (std::isfinite(x)) largest = std::max(largest, std::abs(x));
+    }
+  }
+  return largest;
+}
+
+// An exponential is off by its argument's rounding and 3 units of roundoff; sums are of at most
+// 1024 terms in fp32 and double beyond.
+double exponential_error(double largest, double temperature) {
+  return 0x1p-24 * (96 + 8 * largest * std::max(1.0, 1 / temperature));
+}
+
+std::vector<double> softened(const double* x, int64_t n, double temperature) {
+  const double most = *std::max_element(x, x + n);
+  std::vector<double> p(static_cast<size_t>(n));
+  double sum = 0;
+  for (size_t j = 0; j < p.size(); ++j) sum += p[j] = std::exp((x[j] - most) / temperature);
+  for (double& one : p) one /= sum;
+  return p;
+}
+
+// How far each element of a row's gradient may be off: the student's and the teacher's
+// probabilities are subtracted, and each has an error of its own.
+void allow_gradient(const kernels::DistillationRefRow& row,
+                    const kernels::DistillationRefWeights& weights, double scale, double roundoff,
+                    const double* dlogits, double* allowed) {
+  if (row.label < 0) return;
+  const double t = weights.temperature, error = exponential_error(largest_of(row), t);
+  std::vector<double> of_labels(static_cast<size_t>(row.columns));
+  kernels::distillation_backward_ref(row, {weights.labels, 0, t}, scale, of_labels.data());
+  const std::vector<double> own = softened(row.logits, row.valid, t);
+  const std::vector<double> taught = softened(row.teacher, row.valid, t);
+  for (size_t j = 0; j < own.size(); ++j) {
+    const double both = scale * weights.teacher * t * (own[j] + taught[j]);
+    const bool labelled = static_cast<int32_t>(j) == row.label;
+    const double sharp = labelled ? scale * weights.labels : std::abs(of_labels[j]);
+    allowed[j] = (both + sharp) * error + roundoff * std::abs(dlogits[j]);
+  }
+}
+
 CaseResult check_distillation(const OpContext& ctx, uint64_t seed, const Setting& s) {
   const Data d = make_data(seed, s);
   const float scale = 0.37f;
@@ -76,38 +120,16 @@ CaseResult check_distillation(const OpContext& ctx, uint64_t seed, const Setting
     const auto row = kernels::distillation_ref(x, z, label, s.valid, t);
     hard[i] = row.cross_entropy;
     soft[i] = row.divergence;
-    double largest = 0;
-    for (size_t j = 0; j < static_cast<size_t>(s.valid); ++j) {
-      largest = std::max({largest, std::abs(x[j]), std::abs(z[j])});
-    }
-    // An exponential is off by its argument's rounding and 3 units of roundoff; sums are of at most
-    // 1024 terms in fp32 and double beyond. The divergence is a mean of differences of arguments
-    // of up to 4 x largest / t, each off by as much and weighed by an exponential that is.
-    const double exponent = 2 * largest * std::max(1.0, 1 / t);
-    const double exponential = unit * (96 + 4 * exponent);
-    hard_allowed[i] = exponential + unit * std::abs(hard[i]);
-    soft_allowed[i] = t * t * exponential * (2 + 4 * largest / t) + unit * std::abs(soft[i]);
     const kernels::DistillationRefRow ref{x, z, label, s.columns, s.valid};
-    kernels::distillation_backward_ref(ref, weights, scale, dlogits.data() + i * columns);
-    std::vector<double> parts(3 * columns);
-    const auto part = [&](double labels, double of_teacher, size_t at) {
-      kernels::distillation_backward_ref(ref, {labels, of_teacher, t}, scale,
-                                         parts.data() + at * columns);
-    };
-    part(weights.labels, 0, 0);
-    // The teacher's and the student's probabilities are subtracted: each has an error of its own.
-    for (size_t j = 0; label >= 0 && j < static_cast<size_t>(s.valid); ++j) {
-      double sum_x = 0, sum_z = 0;
-      for (size_t k = 0; k < static_cast<size_t>(s.valid); ++k) {
-        sum_x += std::exp((x[k] - x[j]) / t);
-        sum_z += std::exp((z[k] - z[j]) / t);
-      }
-      const double both = scale * weights.teacher * t * (1 / sum_x + 1 / sum_z);
-      const double own =
-          static_cast<int32_t>(j) == label ? scale * weights.labels : std::abs(parts[j]);
-      allowed[i * columns + j] = (both + own) * exponential +
-                                 storage_roundoff(s.student) * std::abs(dlogits[i * columns + j]);
-    }
+    const double largest = largest_of(ref), exponential = exponential_error(largest, t);
+    hard_allowed[i] = exponential + unit * std::abs(hard[i]);
+    // A mean of differences of arguments of up to 4 x largest / t, each off by as much and weighed
+    // by an exponential that is.
+    soft_allowed[i] = t * t * exponential * (2 + 4 * largest / t) + unit * std::abs(soft[i]);
+    double* const row_dlogits = dlogits.data() + i * columns;
+    kernels::distillation_backward_ref(ref, weights, scale, row_dlogits);
+    allow_gradient(ref, weights, scale, storage_roundoff(s.student), row_dlogits,
+                   allowed.data() + i * columns);
   }
   CaseResult result;
   Tensor logits = copy_of(d.logits);
@@ -180,12 +202,16 @@ CaseResult check_special_distillation(const OpContext& ctx, uint64_t seed, DType
   set_doubles(d.teacher, d.z);
   const double nan = std::nan("");
   std::vector<double> hard(kRows, nan), soft(kRows, nan), dlogits(kRows * kColumns, nan);
+  std::vector<double> allowed(kRows * kColumns);
   for (size_t i = 0; i < 2; ++i) {
     const auto ref = kernels::distillation_ref(student(i), teacher(i), 2099, kColumns, 2);
     hard[i] = ref.cross_entropy;
     soft[i] = ref.divergence;
-    kernels::distillation_backward_ref({student(i), teacher(i), 2099, kColumns, kColumns},
-                                       {1, 0.5, 2}, 1, dlogits.data() + i * kColumns);
+    const kernels::DistillationRefRow row{student(i), teacher(i), 2099, kColumns, kColumns};
+    double* const row_dlogits = dlogits.data() + i * kColumns;
+    kernels::distillation_backward_ref(row, {1, 0.5, 2}, 1, row_dlogits);
+    allow_gradient(row, {1, 0.5, 2}, 1, storage_roundoff(dtype), row_dlogits,
+                   allowed.data() + i * kColumns);
   }
   hard[3] = kernels::distillation_ref(student(3), student(3), 2099, kColumns, 2).cross_entropy;
   Tensor first = guarded_tensor(DType::kFloat32, {kRows}), second = copy_of(first);
@@ -194,7 +220,7 @@ CaseResult check_special_distillation(const OpContext& ctx, uint64_t seed, DType
   CaseResult result;
   compare(result, "cross_entropy", first, hard, {1e-5, 0});
   compare(result, "divergence", second, soft, {1e-5, 1e-6});
-  compare(result, "dlogits", logits, dlogits, {1e-5 + storage_roundoff(dtype), 1e-9});
+  compare(result, "dlogits", logits, dlogits, {1, 1e-37}, allowed);
   return result;
 }
 
