@@ -83,11 +83,12 @@ KeyTable offload_optimizer_table() {
                  flag("fast_init", false,
                       "Initialise states on the device. Files begin as zeros without being "
                       "written, so that it makes no difference."),
-                 number("ratio", 1.0,
-                        "Share of the state that rests there, counted from its end; the rest stays "
-                        "where the model is (Twin-Flow). Of device nvme it bounds how much memory "
-                        "is used. Of device cpu everything is offloaded. (DeepSpeed: below 1 stage "
-                        "3 only.)")
+                 number(
+                     "ratio", 1.0,
+                     "Share of the state that rests there, counted from its end; the rest stays "
+                     "in memory. Of device cpu beside a GPU that is the GPU's memory, and the GPU "
+                     "updates it while the host updates its share (Twin-Flow). Of device nvme it "
+                     "is the host's. (DeepSpeed: below 1 stage 3 only.)")
                      .at_least(0)
                      .at_most(1)
                      .to(&ZeroConfig::OptimizerOffload::ratio),

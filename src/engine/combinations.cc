@@ -216,11 +216,16 @@ constexpr Combination kStart[] = {
      [](const Situation& s) {
        return s.config.wall_clock_breakdown || s.config.flops_profiler.enabled;
      }},
-    {kWithoutEffect, kOffloadRatio, "device cpu and a model on a GPU",
-     "all of the optimizer's state is offloaded so far", "",
+    {kWithoutEffect, kOffloadRatio,
+     "device cpu, a model on a GPU, and super_offload, zenflow or Muon",
+     "parts that are updated beside backward, chosen elements and whole matrices are updated on "
+     "the "
+     "host",
+     "",
      [](const Situation& s) {
        const auto& offload = s.config.zero.offload_optimizer;
-       return offloads(s) && !offload->in_files() && offload->ratio < 1;
+       return offloads(s) && !offload->in_files() && offload->ratio < 1 &&
+              !keeps_share_on_device(s.config);
      }},
     {kWithoutEffect, kOffloadRatio, "device cpu and a model on the CPU",
      "device and host are the same memory there", "",

@@ -83,6 +83,27 @@ class MemoryPlanner {
                                 static_cast<double>(elements));
   }
 
+  // What the GPU keeps of the state that it shares with its host (Twin-Flow). Weights that rest on
+  // the host are the upper halves of split masters.
+  MemoryTable kept_on_device() const {
+    MemoryTable out;
+    if (!plan_.offloads() || !keeps_share_on_device(config())) return out;
+    const auto kept = [this](int64_t bytes, int64_t elements) {
+      const double share = config().zero.offload_optimizer->ratio;
+      const int64_t stay = zero::StateFiles::stay_of(elements, share);
+      return elements == 0
+                 ? 0
+                 : static_cast<int64_t>(static_cast<double>(bytes) * static_cast<double>(stay) /
+                                        static_cast<double>(elements));
+    };
+    const int64_t masters = held(StateRole::kMasters);
+    const bool low_alone = config().precision.split_master && plan_.weights_beside_gpu();
+    out.parameters = kept(masters * (low_alone ? 2 : 4), masters);
+    out.gradients = kept(gradient_bytes(), held(StateRole::kGradients));
+    out.optimizer = kept(optimizer_bytes(), masters);
+    return out;
+  }
+
   // Of a built-in model: weights, masters or their low halves, gradients and moments, and inputs of
   // checkpointed segments.
   void plan_files(MemoryTable& files) const {
@@ -101,21 +122,23 @@ class MemoryPlanner {
   }
 
   // Beside a GPU: fp32 masters, or weights and low halves, with all that follows from them, less
-  // what is in files, and the buffers that everything travels through.
+  // what is in files or stays on the GPU, and the buffers that everything travels through.
   void plan_host(MemoryPlan& out) const {
     MemoryTable& host = out.host;
     const zero::HostBuffers buffers(offload_options(config(), nullptr), held(StateRole::kWeights));
     host.parameters = held(StateRole::kMasters) * 4;
-    // Rounded from masters, or a copy of those in files.
+    // Rounded from masters, or a copy of those that do not lie in the host's memory.
+    const bool elsewhere = plan_.in_files() || keeps_share_on_device(config());
     const bool own_weights = plan_.type != DType::kFloat32
                                  ? !config().precision.split_master
-                                 : plan_.in_files() && !weights_in_files(config());
+                                 : elsewhere && !weights_in_files(config());
     if (plan_.weights_beside_gpu() && own_weights) {
       host.parameters += held(StateRole::kWeights) * plan_.item();
     }
-    host.parameters -= out.files.parameters;
-    host.gradients = gradient_bytes() - out.files.gradients;
-    host.optimizer = optimizer_bytes() - out.files.optimizer + kept_beside();
+    const MemoryTable on_device = kept_on_device();
+    host.parameters -= out.files.parameters + on_device.parameters;
+    host.gradients = gradient_bytes() - out.files.gradients - on_device.gradients;
+    host.optimizer = optimizer_bytes() - out.files.optimizer - on_device.optimizer + kept_beside();
     host.communication = buffers.bytes();
     host.io = std::max(plan_.in_files() ? update_buffers(out.files) : 0, weights_on_their_way());
   }
@@ -145,8 +168,11 @@ class MemoryPlanner {
     if (plan_.maps_files()) {
       masters = master_bytes() - share_in_files(master_bytes(), held(StateRole::kMasters));
     }
-    device.parameters = weights + masters + second_bytes() + code_bytes() + teacher_bytes();
-    device.gradients = error_bytes();
+    const MemoryTable shared = kept_on_device();
+    device.parameters =
+        weights + masters + shared.parameters + second_bytes() + code_bytes() + teacher_bytes();
+    device.gradients = error_bytes() + shared.gradients;
+    device.optimizer = shared.optimizer;
     if (!plan_.offloads()) {
       device.gradients += gradient_bytes() - out.files.gradients;
       device.optimizer = optimizer_bytes() - out.files.optimizer + kept_beside();

@@ -6,6 +6,7 @@
 #include "config/config.h"
 #include "zero/state_files.h"
 #include "zero/train_state.h"
+#include "zero/twin_flow_arrays.h"
 
 namespace ds {
 
@@ -84,6 +85,16 @@ inline bool weights_beside_gpu(const Config& config) {
   return zero.stage == 3 && zero.offload_param && zero.offload_optimizer;
 }
 
+// Whether a share of an optimizer's state that is offloaded to memory stays on the GPU (Twin-Flow).
+// Parts that are updated beside backward, chosen elements and whole matrices are updated on the
+// host alone.
+inline bool keeps_share_on_device(const Config& config) {
+  const auto& offload = config.zero.offload_optimizer;
+  return offload && !offload->in_files() && offload->ratio < 1 && !offload->super_offload &&
+         !config.zero.zenflow &&
+         !(config.optimizer && config.optimizer->type == OptimizerType::kMuon);
+}
+
 // What `aio` says of each of its threads.
 inline io::QueueOptions queue_options(const AioConfig& aio) {
   constexpr int64_t kPage = io::kAlignment;
@@ -144,6 +155,13 @@ inline zero::StateFileOptions state_file_options(const Config& config, bool stat
   options.sub_group_elements = zero.sub_group_size;
   options.gradients = !states_alone;
   return options;
+}
+
+inline zero::TwinFlowOptions twin_flow_options(const Config& config) {
+  const ZeroConfig& zero = config.zero;
+  return {.host_share = zero.offload_optimizer->ratio,
+          .pinned = zero.offload_optimizer->pin_memory,
+          .sub_group_elements = zero.sub_group_size};
 }
 
 // `host` is the host's pageable memory.

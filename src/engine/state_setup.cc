@@ -97,21 +97,26 @@ zero::ShareOptions share_options_of(RunContext& run) {
   return options;
 }
 
-// With device nvme. Gradients of a program's own parameters are memory that the program may see.
-void open_state_files(RunContext& run) {
+// Of what does not lie in one memory. Gradients of a program's own parameters are memory that the
+// program may see.
+void choose_array_places(RunContext& run) {
   if (run.arrays) return;
   has_effect(run, "zero_optimization.offload_param.device nvme");
   has_effect(run, "zero_optimization.offload_optimizer.ratio");
-  zero::StateFileOptions options = state_file_options(run.config, !run.model->has_architecture(),
-                                                      shard_ranks(run.config, run.mesh.size()));
-  if (!options.optimizer && !options.weights) return;
-  run.arrays = std::make_shared<zero::StateFiles>(std::move(options), run.model->host());
+  zero::StateFileOptions files = state_file_options(run.config, !run.model->has_architecture(),
+                                                    shard_ranks(run.config, run.mesh.size()));
+  if (files.optimizer || files.weights) {
+    run.arrays = std::make_shared<zero::StateFiles>(std::move(files), run.model->host());
+  }
+  if (!offloads_optimizer(run) || !keeps_share_on_device(run.config)) return;
+  run.arrays = std::make_shared<zero::TwinFlowArrays>(
+      twin_flow_options(run.config), run.model->device(), run.model->host(), run.arrays);
 }
 
 // Of several ranks each makes what it holds, as one does whose weights rest in files or beside a
 // GPU; one makes everything, offloaded where it stays.
 void place_weights(RunContext& run) {
-  open_state_files(run);
+  choose_array_places(run);
   const bool offload = offloads_optimizer(run);
   const bool several = run.mesh.size() > 1 || weights_in_files(run.config) ||
                        (offload && weights_beside_gpu(run.config));

@@ -1,5 +1,7 @@
 #include "ops/stored_array.h"
 
+#include <algorithm>
+
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
 #include "ops/split_master.h"
@@ -10,6 +12,19 @@ namespace {
 // The elements of a packed tensor that belong to a part, which begins at `at`.
 Tensor beside(const Tensor& flat, const Tensor& part, int64_t at) {
   return flat.slice(0, at, at + part.elements());
+}
+
+// Calls body(there, part, at) for the elements of a range where they lie: those in the memory of a
+// GPU as they are, with a context to compute there, the others mapped.
+template <class Body>
+void for_places(const OpContext& ctx, const StoredArray& array, int64_t begin, int64_t end,
+                Access access, const Body& body) {
+  const int64_t rest = std::clamp(array.device_elements(), begin, end);
+  if (rest > begin) {
+    Tensor part = array.view(begin, rest);
+    body(OpContext{part.storage()->device(), ctx.pool}, part);
+  }
+  array.for_parts(rest, end, access, [&](Tensor& part, int64_t) { body(ctx, part); });
 }
 
 }  // namespace
@@ -77,20 +92,21 @@ void join_from_arrays(const OpContext& ctx, const SplitRange& from, const Tensor
 
 void fill_array(const OpContext& ctx, float value, const StoredArray& array, int64_t begin,
                 int64_t end) {
-  array.for_parts(begin, end, Access::kWrite,
-                  [&](Tensor& part, int64_t) { fill(ctx, value, part); });
+  for_places(ctx, array, begin, end, Access::kWrite,
+             [&](const OpContext& there, Tensor& part) { fill(there, value, part); });
 }
 
 void scale_array(const OpContext& ctx, const StoredArray& array, int64_t begin, int64_t end,
                  float factor) {
-  array.for_parts(begin, end, Access::kReadWrite,
-                  [&](Tensor& part, int64_t) { scale(ctx, part, factor, part); });
+  for_places(ctx, array, begin, end, Access::kReadWrite,
+             [&](const OpContext& there, Tensor& part) { scale(there, part, factor, part); });
 }
 
 ExactSum exact_squares(const OpContext& ctx, const StoredArray& array, int64_t begin, int64_t end) {
   ExactSum sum;
-  array.for_parts(begin, end, Access::kRead,
-                  [&](const Tensor& part, int64_t) { sum.add(exact_squares(ctx, part)); });
+  for_places(
+      ctx, array, begin, end, Access::kRead,
+      [&](const OpContext& there, const Tensor& part) { sum.add(exact_squares(there, part)); });
   return sum;
 }
 

@@ -1,5 +1,6 @@
 // Element-wise work on ranges of arrays that may lie elsewhere than in memory (array_store.h), as
-// ops/elementwise.h has it of tensors: a part is mapped after the other.
+// ops/elementwise.h has it of tensors: a part is mapped after the other. What needs no other tensor
+// is computed on the GPU for the elements that lie in its memory.
 #pragma once
 
 #include "base/exact_sum.h"

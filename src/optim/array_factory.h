@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "kernels/optimizer/update.h"
 #include "tensor/array_store.h"
 
 namespace ds::optim {
@@ -17,11 +18,30 @@ enum class ArrayRole {
   kScales,  // of its 8-bit states
 };
 
+// Whose account the memory of such an array is in.
+constexpr MemoryTag memory_tag(ArrayRole role) {
+  switch (role) {
+    case ArrayRole::kGradients:
+      return MemoryTag::kGradients;
+    case ArrayRole::kStates:
+    case ArrayRole::kScales:
+      return MemoryTag::kOptimizer;
+    default:
+      return MemoryTag::kParameters;
+  }
+}
+
+// Elements of the space that one of such an array stands for: a scale stands for a block of states.
+constexpr int64_t elements_each(ArrayRole role) {
+  return role == ArrayRole::kScales ? kernels::kStateBlock : 1;
+}
+
 struct ArrayRequest {
   ArrayRole role;
   std::string name;  // "masters", "exp_avg", ...; several arrays may have the same
   DType dtype;
   int64_t elements;
+  int64_t trainable = -1;  // the first so many are updated; -1: all
 };
 
 class ArrayFactory {

@@ -73,10 +73,10 @@ class Elementwise : public FlatOptimizer {
     begin_step(step, tensors);
     const std::vector<kernels::UpdateConstants> all =
         constants(kind_.rule, step, [&](size_t group) { return step.rates[group]; });
-    const auto update = [&](const StateRun& run, ops::UpdateTensors& part) {
+    const auto update = [&](const OpContext& there, const StateRun& run, ops::UpdateTensors& part) {
       ops::UpdateWork work = run.work(all);
       work.gate = step.gate;
-      ops::optimizer_update(ctx, kind_.rule, work, part);
+      ops::optimizer_update(there, kind_.rule, work, part);
     };
     if (ahead_.share > 0) {
       update_what_is_left(ctx, tensors, update);

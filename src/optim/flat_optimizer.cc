@@ -138,7 +138,10 @@ void FlatOptimizer::begin_step(const UpdateStep& step, const FlatTensors& tensor
   check(tensors.low_halves, "low halves");
   check(tensors.model, "model");
   check(tensors.gradients, "gradients");
-  for (StateSpace& space : spaces_) space.encode_writes();
+  for (StateSpace& space : spaces_) {
+    space.cut_where_places_change(tensors);
+    space.encode_writes();
+  }
 }
 
 void FlatOptimizer::end_step() {
@@ -155,10 +158,10 @@ void FlatOptimizer::update_run(const OpContext& ctx, const StateSpace& space, co
                                const UpdateRun& update) const {
   MappedRun mapped = space.map(run, tensors, writes);
   if (next != nullptr) space.prefetch(*next, tensors);
-  const SubGroup group{run.begin, run.end, run.flat};
+  const SubGroup group{run.begin, run.end, run.flat, mapped.device != nullptr};
   const bool weights = writes != Writes::kStates;
   if (setup_.offload) setup_.offload->fetch(group, mapped.part, weights);
-  update(run, mapped.part);
+  update(mapped.device ? OpContext{mapped.device, ctx.pool} : ctx, run, mapped.part);
   if (mapped.copy) ops::cast(ctx, mapped.part.master, mapped.copy);
   if (setup_.offload) setup_.offload->flush(group, mapped.part, weights);
   mapped.close();

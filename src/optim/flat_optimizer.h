@@ -82,7 +82,10 @@ class FlatOptimizer : public Optimizer {
   kernels::UpdateHyper hyper_of(const UpdateStep& step, const HyperClass& of, double lr) const;
   // Runs `update` on the arrays of a run of a space, which are mapped for it, from the offload
   // store and back, while those of `next` are fetched, if there is one; and on those of every run.
-  using UpdateRun = std::function<void(const StateRun&, ops::UpdateTensors&)>;
+  // `there` is the context that the arrays are computed with: the step's, or that of a GPU in whose
+  // memory those of this run lie.
+  using UpdateRun =
+      std::function<void(const OpContext& there, const StateRun&, ops::UpdateTensors&)>;
   void update_run(const OpContext& ctx, const StateSpace& space, const StateRun& run,
                   const StateRun* next, const FlatTensors& tensors, Writes writes,
                   const UpdateRun& update) const;

@@ -19,9 +19,6 @@ class Lamb : public FlatOptimizer {
     StateSpace::Options options;
     options.states = {{"exp_avg", true}, {"exp_avg_sq", false}};
     add_space(make_space(std::move(options)));
-    for (const StateRun& run : space(0).runs()) {
-      norms_.resize(std::max(norms_.size(), 2 * run.pieces.size()));
-    }
     for (const auto& shard_group : shard_groups()) {
       for (const size_t tensor : shard_group->tensors()) {
         if (is_cut(*shard_group, tensor)) cut_.push_back(tensor);
@@ -42,24 +39,24 @@ class Lamb : public FlatOptimizer {
     std::fill(words_.begin(), words_.end(), 0);
     begun_ = {};
     update_runs(ctx, space(0), tensors, Writes::kStates,
-                [&](const StateRun& run, ops::UpdateTensors& part) {
+                [&](const OpContext& there, const StateRun& run, ops::UpdateTensors& part) {
                   constants_.clear();
                   for (const size_t tensor : run.tensors) {
                     constants_.push_back(moments[static_cast<size_t>(hyper_key(tensor))]);
                   }
-                  find_moments(ctx, run, part);
+                  find_moments(there, run, part);
                 });
     share_norms();
     const std::vector<kernels::LambConstants> apply = apply_constants(step);
     update_runs(ctx, space(0), tensors, Writes::kWeights,
-                [&](const StateRun& run, ops::UpdateTensors& part) {
+                [&](const OpContext& there, const StateRun& run, ops::UpdateTensors& part) {
                   constants_.clear();
                   for (const size_t tensor : run.tensors) {
                     const auto& common = apply[static_cast<size_t>(hyper_key(tensor))];
                     constants_.push_back(common.with(ratios_[tensor]));
                   }
-                  ops::optimizer_update(ctx, kernels::UpdateRule::kLambApply, run.work(constants_),
-                                        part);
+                  ops::optimizer_update(there, kernels::UpdateRule::kLambApply,
+                                        run.work(constants_), part);
                 });
     end_step();
   }
@@ -72,8 +69,8 @@ class Lamb : public FlatOptimizer {
   }
 
   void find_moments(const OpContext& ctx, const StateRun& run, ops::UpdateTensors& part) {
-    const std::span<ExactSum> norms = std::span(norms_).first(2 * run.pieces.size());
-    std::fill(norms.begin(), norms.end(), ExactSum());
+    norms_.assign(2 * run.pieces.size(), ExactSum());
+    const std::span<ExactSum> norms(norms_);
     ops::optimizer_update(ctx, kernels::UpdateRule::kLambMoments, run.work(constants_, norms),
                           part);
     take_norms(run, norms);

@@ -60,7 +60,7 @@ class Muon : public FlatOptimizer {
     for (size_t i = 0; i < whole_.size(); ++i) {
       const StateRun* const next = i + 1 < whole_.size() ? whole_[i + 1] : nullptr;
       update_run(ctx, space(0), *whole_[i], next, tensors, Writes::kBoth,
-                 [&](const StateRun& run, ops::UpdateTensors& part) {
+                 [&](const OpContext&, const StateRun& run, ops::UpdateTensors& part) {
                    const Tensor direction = ctx.workspace(DType::kFloat32, {run.end - run.begin});
                    find_direction(ctx, step, run, part, direction);
                    orthogonalise_stack(ctx, place(run.tensors.front()), direction);
@@ -71,8 +71,8 @@ class Muon : public FlatOptimizer {
     const std::vector<kernels::UpdateConstants> adam = constants(
         kernels::UpdateRule::kAdam, step, [&](size_t i) { return step.rates[2 * i + 1]; });
     update_runs(ctx, space(1), tensors, Writes::kBoth,
-                [&](const StateRun& run, ops::UpdateTensors& part) {
-                  ops::optimizer_update(ctx, kernels::UpdateRule::kAdam, run.work(adam), part);
+                [&](const OpContext& there, const StateRun& run, ops::UpdateTensors& part) {
+                  ops::optimizer_update(there, kernels::UpdateRule::kAdam, run.work(adam), part);
                 });
     end_step();
   }
@@ -144,7 +144,7 @@ class Muon : public FlatOptimizer {
     };
     for_own([&](const StateRun& run, const Tensor& direction) {
       update_run(ctx, space(0), run, nullptr, tensors, Writes::kStates,
-                 [&](const StateRun&, const ops::UpdateTensors& part) {
+                 [&](const OpContext&, const StateRun&, const ops::UpdateTensors& part) {
                    find_direction(ctx, step, run, part, direction);
                  });
     });
@@ -153,7 +153,7 @@ class Muon : public FlatOptimizer {
     ranks.exchange(own, round.sent, gathered, round.received);
     for_own([&](const StateRun& run, const Tensor& direction) {
       update_run(ctx, space(0), run, nullptr, tensors, Writes::kWeights,
-                 [&](const StateRun&, const ops::UpdateTensors& part) {
+                 [&](const OpContext&, const StateRun&, const ops::UpdateTensors& part) {
                    apply(ctx, step, run, part, direction);
                  });
     });

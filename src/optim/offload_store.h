@@ -1,9 +1,10 @@
 // Where what an update works on rests between updates, when that is not simply the memory that its
-// kernels run on: the masters, gradients and states of an offloaded optimizer. An update goes
-// through them by sub-groups, in the same order every time, and hands each to the store before
-// and after. The store in host memory (zero/host_store.h) provides room for the weights in the
-// compute type and sends them to the GPU. Arrays that are not in memory at all are no part of this:
-// whoever works with them maps them (tensor/array_store.h), and a store gets what was mapped.
+// kernels run on: the masters, gradients and states of an offloaded optimizer, or a share of them.
+// An update goes through them by sub-groups, in the same order every time, and hands each to the
+// store before and after. The store in host memory (zero/host_store.h) provides room for the
+// weights in the compute type and sends them to the GPU. Arrays that are not in memory at all are
+// no part of this: whoever works with them maps them (tensor/array_store.h), and a store gets what
+// was mapped.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +18,7 @@ struct SubGroup {
   int64_t begin = 0;
   int64_t end = 0;
   int64_t flat = 0;
+  bool on_device = false;  // its arrays lie in the memory of the GPU, which updates it
   int64_t elements() const { return end - begin; }
 };
 

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <exception>
 #include <numeric>
+#include <utility>
+
+#include "tensor/transfer.h"
 
 namespace ds::optim {
 namespace {
@@ -19,6 +22,42 @@ int64_t whole_blocks(int64_t n) {
 // The scales of the blocks that hold elements [begin, end); begin is at a block.
 Range scales_of(int64_t begin, int64_t end) {
   return {begin / kernels::kStateBlock, whole_blocks(end) / kernels::kStateBlock};
+}
+
+// Elements [begin, end) of a run, which begin at a block of states.
+StateRun part_of(const StateRun& run, int64_t begin, int64_t end) {
+  StateRun out{run.begin + begin,
+               run.begin + end,
+               run.flat + begin,
+               run.offset + begin,
+               run.tensors,
+               {},
+               {},
+               {}};
+  std::vector<kernels::UpdatePiece> segments;
+  for (const kernels::UpdatePiece& piece : run.pieces) {
+    const int64_t from = std::max(piece.begin, begin), to = std::min(piece.end, end);
+    if (from < to) segments.push_back({from - begin, to - begin, piece.hyper});
+  }
+  cut_pieces(end - begin, segments, out.pieces, out.first);
+  return out;
+}
+
+// Elements of an array in the memory of a GPU: as they lie there, or a copy where some do not.
+Tensor to_one_device(const StoredArray& array, const Range& range,
+                     const std::shared_ptr<Device>& device) {
+  const int64_t here = std::clamp(array.device_elements(), range.begin, range.end);
+  if (here == range.end) return array.view(range.begin, range.end);
+  const Tensor out =
+      Tensor::empty(device, array.dtype(), {range.end - range.begin}, MemoryTag::kWorkspace);
+  if (here > range.begin) {
+    copy_tensor(array.view(range.begin, here), out.slice(0, 0, here - range.begin));
+  }
+  array.for_parts(here, range.end, Access::kRead, [&](const Tensor& part, int64_t at) {
+    const int64_t to = here - range.begin + at;
+    copy_tensor(part, out.slice(0, to, to + part.elements()));
+  });
+  return out;
 }
 
 }  // namespace
@@ -227,7 +266,76 @@ void StateSpace::take_states(const StateRun& run, Access access, MappedRun& out)
   }
 }
 
+int64_t StateSpace::on_device(const StateRun& run, const FlatTensors& tensors) const {
+  const int64_t n = run.end - run.begin;
+  int64_t count = n;
+  const auto limit = [&](const StoredArray& array, int64_t begin, int64_t each) {
+    count = std::clamp<int64_t>(array.device_elements() * each - begin, 0, count);
+  };
+  if (tensors.low_halves) {
+    limit(tensors.model, range_of(tensors.model, run).begin, 1);
+    limit(tensors.low_halves, range_of(tensors.low_halves, run).begin, 1);
+  } else {
+    if (tensors.model) return 0;
+    limit(tensors.masters, range_of(tensors.masters, run).begin, 1);
+  }
+  for (const StateArray& array : arrays_) {
+    limit(array.data, run.offset, 1);
+    if (array.scales) limit(array.scales, run.offset, kernels::kStateBlock);
+  }
+  return count == n ? n : count / kernels::kStateBlock * kernels::kStateBlock;
+}
+
+void StateSpace::cut_where_places_change(const FlatTensors& tensors) {
+  if (std::exchange(places_cut_, true)) return;
+  std::vector<StateRun> runs;
+  for (StateRun& run : runs_) {
+    const int64_t here = on_device(run, tensors);
+    const int64_t n = run.end - run.begin;
+    if (here > 0 && here < n) {
+      runs.push_back(part_of(run, 0, here));
+      runs.push_back(part_of(run, here, n));
+    } else {
+      runs.push_back(std::move(run));
+    }
+    StateRun& first = here > 0 && here < n ? runs[runs.size() - 2] : runs.back();
+    if (here == 0) continue;
+    const FlatTensor& masters = tensors.low_halves ? tensors.low_halves : tensors.masters;
+    const Range range = range_of(masters, first);
+    const Tensor there = masters.view(range.begin, range.end);
+    first.tables = ops::make_update_tables(there.storage()->device(), first.pieces, first.first);
+  }
+  runs_ = std::move(runs);
+}
+
+std::optional<MappedRun> StateSpace::map_on_device(const StateRun& run,
+                                                   const FlatTensors& tensors) const {
+  const int64_t n = run.end - run.begin;
+  if (on_device(run, tensors) < n) return std::nullopt;
+  MappedRun out;
+  const auto view = [&](const FlatTensor& array) {
+    const Range range = range_of(array, run);
+    return array.view(range.begin, range.end);
+  };
+  if (tensors.low_halves) {
+    out.part.weight = view(tensors.model);
+    out.part.low = view(tensors.low_halves);
+  } else {
+    out.part.master = view(tensors.masters);
+  }
+  const Range blocks = scales_of(run.offset, run.offset + n);
+  for (size_t i = 0; i < arrays_.size(); ++i) {
+    const auto& [data, scales] = arrays_[i];
+    out.part.states[i].data = data.view(run.offset, run.offset + n);
+    if (scales) out.part.states[i].scales = scales.view(blocks.begin, blocks.end);
+  }
+  out.device = (tensors.low_halves ? out.part.low : out.part.master).storage()->device();
+  out.part.grad = to_one_device(tensors.gradients, range_of(tensors.gradients, run), out.device);
+  return out;
+}
+
 MappedRun StateSpace::map(const StateRun& run, const FlatTensors& tensors, Writes writes) const {
+  if (std::optional<MappedRun> there = map_on_device(run, tensors)) return std::move(*there);
   MappedRun out;
   take_weights(run, tensors, writes == Writes::kStates ? Access::kRead : Access::kReadWrite, out);
   const Range range = range_of(tensors.gradients, run);

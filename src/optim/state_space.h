@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -57,6 +58,8 @@ class MappedRun {
   ops::UpdateTensors part;
   // Where masters are copied after the update, which writes no copies in fp32; else no tensor.
   Tensor copy;
+  // The GPU in whose memory all of it lies, of arrays that as a whole do not; null for others.
+  std::shared_ptr<Device> device;
 
   // Gives back what is not memory. All of it, also when some of that fails: the first error is
   // thrown.
@@ -93,8 +96,12 @@ class StateSpace {
   // Whether a tensor takes part, owned or not.
   bool includes(size_t place) const { return included_[place]; }
 
-  // The arrays of a run for an update; and that it will be mapped soon.
+  // The arrays of a run for an update, as they are where all of them lie in the memory of a GPU
+  // beside others on the host; and that it will be mapped soon.
   MappedRun map(const StateRun& run, const FlatTensors& tensors, Writes writes) const;
+  // Before the first update with arrays: cuts the run that begins in the memory of a GPU and ends
+  // on the host, and makes the tables of those that lie on the GPU.
+  void cut_where_places_change(const FlatTensors& tensors);
   // Of these the masters with the model's copy, and the states, alone.
   MappedRun map_weights(const StateRun& run, const FlatTensors& tensors, Access access) const;
   MappedRun map_states(const StateRun& run, Access access) const;
@@ -142,6 +149,10 @@ class StateSpace {
   static void take_weights(const StateRun& run, const FlatTensors& tensors, Access access,
                            MappedRun& out);
   void take_states(const StateRun& run, Access access, MappedRun& out) const;
+  // Elements of a run, the first ones, that lie in the memory of a GPU with all but the gradients.
+  int64_t on_device(const StateRun& run, const FlatTensors& tensors) const;
+  // Of a run that does; nothing of another.
+  std::optional<MappedRun> map_on_device(const StateRun& run, const FlatTensors& tensors) const;
 
   std::vector<NamedState> states_;
   std::vector<StateRun> runs_;
@@ -149,6 +160,7 @@ class StateSpace {
   std::vector<int64_t> offsets_;  // of each place's owned part in the state arrays, -1 = none
   std::vector<StateArray> arrays_;
   std::vector<Waiting> waiting_;  // per array
+  bool places_cut_ = false;       // runs are
 };
 
 }  // namespace ds::optim

@@ -153,7 +153,7 @@ void ZenFlow::step(const OpContext& ctx, const UpdateStep& step, FlatTensors& te
 void ZenFlow::update_everything(const StepWork& work) {
   put_kept_back();
   update_runs(work.ctx, moments(), work.tensors, Writes::kBoth,
-              [&](const StateRun& run, ops::UpdateTensors& part) {
+              [&](const OpContext&, const StateRun& run, ops::UpdateTensors& part) {
                 ops::optimizer_update(work.ctx, kRule, run.work(work.chosen), part);
               });
   moments().flush();

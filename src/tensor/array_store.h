@@ -35,6 +35,12 @@ class ArrayStore {
   // Waits until everything that was written rests.
   virtual void flush() = 0;
 
+  // So many elements, the first ones, lie in the memory of a GPU.
+  virtual int64_t device_elements() const { return 0; }
+  // A range as it lies in memory, the host's or a GPU's, where all of it lies in one of them; else
+  // no tensor.
+  virtual Tensor view(int64_t /*begin*/, int64_t /*end*/) const { return {}; }
+
  protected:
   friend class ArrayLease;
   // Host memory for a range, flat, with what the range holds unless `access` is kWrite.
@@ -118,6 +124,14 @@ class StoredArray {
     DS_CHECK(!store_, Code::kInternal, "an array of ", elements(), " ", dtype_name(dtype()),
              " is used as memory, and it does not lie there");
     return memory_;
+  }
+
+  // How many elements, the first ones, lie in the memory of a GPU while the array as a whole does
+  // not. Who computes there has them with view(); mapped they are copies in the host's memory.
+  int64_t device_elements() const { return store_ ? store_->device_elements() : 0; }
+  // Elements [begin, end) as they lie in memory, where they do; else no tensor.
+  Tensor view(int64_t begin, int64_t end) const {
+    return store_ ? store_->view(begin, end) : memory_.slice(0, begin, end);
   }
 
   // Elements [begin, end).

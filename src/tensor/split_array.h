@@ -1,4 +1,5 @@
-// An array whose first elements lie in memory and the others elsewhere.
+// An array whose first elements lie in one place and the others in another, such as memory and a
+// file, or a GPU and its host.
 #pragma once
 
 #include <vector>
@@ -9,12 +10,14 @@ namespace ds {
 
 class SplitArray final : public ArrayStore {
  public:
-  // `memory` is flat host memory; `rest`, of the same type, may be none.
-  SplitArray(Tensor memory, StoredArray rest);
+  // Both of the same type, flat; memory is the host's. `rest` may be none.
+  SplitArray(StoredArray first, StoredArray rest);
 
   int64_t part_elements() const override;
   void prefetch(int64_t begin, int64_t end) override;
-  void flush() override { rest_.flush(); }
+  void flush() override;
+  int64_t device_elements() const override { return first_.device_elements(); }
+  Tensor view(int64_t begin, int64_t end) const override;
 
  protected:
   Tensor open(int64_t begin, int64_t end, Access access) override;
@@ -22,17 +25,16 @@ class SplitArray final : public ArrayStore {
   void drop(Tensor memory) noexcept override;
 
  private:
-  // A range that reaches into the rest: mapped there or, where it begins in memory, copied.
+  // What is mapped in either place for a range that is no view of memory. Of one in both, `at` is
+  // memory of its own.
   struct Open {
-    const void* at;
-    ArrayLease rest;
+    const void* at = nullptr;
+    ArrayLease first, rest;
   };
-  int64_t in_memory() const { return memory_.elements(); }
   // What is open at an address, which is not open any more.
-  ArrayLease take(const Tensor& memory) noexcept;
+  Open take(const Tensor& memory) noexcept;
 
-  const Tensor memory_;
-  const StoredArray rest_;
+  const StoredArray first_, rest_;
   std::vector<Open> open_;
 };
 

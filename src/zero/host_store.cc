@@ -64,7 +64,17 @@ size_t HostStore::take_buffer() {
 std::shared_ptr<Event> HostStore::receive(const Tensor& from, const Target& to, Arrived arrived) {
   try {
     if (arrived) finish_ready_arrivals();
-    return start_arrival(from, to, std::move(arrived));
+    const int64_t here =
+        std::clamp<int64_t>(to.array.device_elements() - to.begin, 0, from.elements());
+    if (here > 0) put_on_device(from.slice(0, 0, here), to);
+    stream_.follow();
+    if (here < from.elements() || here == 0) {
+      return start_arrival(from.slice(0, here, from.elements()),
+                           {to.array, to.begin + here, to.add}, std::move(arrived));
+    }
+    std::shared_ptr<Event> put = stream_.mark();
+    if (arrived) direct_.push_back({put, std::move(arrived)});
+    return put;
   } catch (...) {
     drop();  // a copy may have begun that nobody knows of
     throw;
@@ -73,11 +83,9 @@ std::shared_ptr<Event> HostStore::receive(const Tensor& from, const Target& to, 
 
 std::shared_ptr<Event> HostStore::start_arrival(const Tensor& from, const Target& to,
                                                 Arrived arrived) {
-  stream_.follow();
-  const bool straight = !to.add && to.array.in_memory() && to.array.dtype() == from.dtype() &&
-                        reached(to.array.memory());
+  const Tensor there = to.array.view(to.begin, to.begin + from.elements());
+  const bool straight = !to.add && there && there.dtype() == from.dtype() && reached(there);
   if (straight) {
-    const Tensor there = to.array.memory().slice(0, to.begin, to.begin + from.elements());
     stream_.copy(there.raw(), from.raw(), from.bytes());
     received_ = stream_.mark();
     if (arrived) direct_.push_back({received_, std::move(arrived)});
@@ -99,6 +107,16 @@ std::shared_ptr<Event> HostStore::start_arrival(const Tensor& from, const Target
                          end == from.elements() ? std::move(arrived) : nullptr});
   }
   return last;
+}
+
+void HostStore::put_on_device(const Tensor& from, const Target& to) const {
+  const OpContext gpu{from.storage()->device(), host_.pool};
+  Tensor place = to.array.view(to.begin, to.begin + from.elements());
+  if (to.add) {
+    ops::accumulate(gpu, from, place);
+  } else {
+    ops::cast(gpu, from, place);
+  }
 }
 
 void HostStore::finish_arrival() {
@@ -161,7 +179,15 @@ void HostStore::open_update() {
 
 void HostStore::fetch(const optim::SubGroup& group, ops::UpdateTensors& part, bool weights) {
   if (!weights || !rounds_) return;
-  part.model = weights_room(weights_.compact ? group.begin : group.flat, group.elements());
+  const int64_t at = weights_.compact ? group.begin : group.flat;
+  part.model = group.on_device ? weights_room_on_device(at, part.master)
+                               : weights_room(at, group.elements());
+}
+
+Tensor HostStore::weights_room_on_device(int64_t weights, const Tensor& master) const {
+  if (!on_host_ && !in_file()) return weights_at(weights, master.elements());
+  return Tensor::empty(master.storage()->device(), weights_.dtype(), {master.elements()},
+                       MemoryTag::kWorkspace);
 }
 
 Tensor HostStore::weights_room(int64_t weights, int64_t elements) {
@@ -192,7 +218,7 @@ void HostStore::close_update() {
 
 // Weights that are no rounded masters are what the update has written.
 void HostStore::write_part(int64_t weights, const ops::UpdateTensors& part) {
-  if (rounds_) ops::write_array(host_, part.model, weights_, weights);
+  if (rounds_) ops::write_array(host_, to_host(part.model, host_.device), weights_, weights);
 }
 
 // Of the part's arrays, those that hold what the GPU computes with.
@@ -200,7 +226,7 @@ void HostStore::send_part(int64_t weights, const ops::UpdateTensors& part) {
   const Tensor& from = part.model ? part.model : part.weight ? part.weight : part.master;
   const Tensor to = weights_at(weights, from.elements());
   if (from.raw() == to.raw()) return;
-  if (on_host_) return copy_tensor(from, to);
+  if (on_host_ || !on_host(from)) return copy_tensor(from, to);
   if (reached(from)) {
     stream_.copy(to.raw(), from.raw(), from.bytes());
     const std::shared_ptr<Event> copied = stream_.mark();

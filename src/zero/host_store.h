@@ -1,6 +1,7 @@
 // The optimizer's state on the host beside a GPU that trains, in memory (ZeRO-Offload, Ren et al.,
-// arXiv:2101.06840) or in files (ZeRO-Infinity, Rajbhandari et al., arXiv:2104.07857): how
-// gradients come from the GPU to it and weights go back, beside the GPU's computation. Of several
+// arXiv:2101.06840) or in files (ZeRO-Infinity, Rajbhandari et al., arXiv:2104.07857), all of it or
+// a share (twin_flow_arrays.h): how gradients come from the GPU to it and weights go back, beside
+// the GPU's computation. Of several
 // ranks each has a store for what it owns. Whoever holds the arrays (StateArrays) calls it from one
 // thread.
 #pragma once
@@ -65,7 +66,8 @@ class HostStore : public optim::OffloadStore {
     int64_t begin;
     bool add;
   };
-  // Gradients: what is queued on the GPU so far makes `from`. They have arrived by
+  // Gradients: what is queued on the GPU so far makes `from`. Those whose place is the GPU's memory
+  // are there in the order of its default stream. The others have arrived by
   // finish_arrivals(); `from` may be written again after the event. `arrived`, if there is one, is
   // called when they are there, within this call for others or within finish_arrivals().
   using Arrived = std::function<void()>;
@@ -110,12 +112,16 @@ class HostStore : public optim::OffloadStore {
   // The next buffer in turn, which is free on return.
   size_t take_buffer();
   Tensor view(size_t buffer, DType type, int64_t elements) const;  // of its beginning
+  // Those whose place is on the host.
   std::shared_ptr<Event> start_arrival(const Tensor& from, const Target& to, Arrived arrived);
+  // Of the first ones, whose place is the GPU's memory.
+  void put_on_device(const Tensor& from, const Target& to) const;
   void finish_arrival();
   void finish_ready_arrivals();
-  // Room for weights that have to be rounded from masters: where they rest, if that is memory of
-  // the host, or a buffer.
+  // Room for weights that have to be rounded from masters on the host: where they rest, if that is
+  // its memory, or a buffer. And from masters on the GPU.
   Tensor weights_room(int64_t weights, int64_t elements);
+  Tensor weights_room_on_device(int64_t weights, const Tensor& master) const;
   void send_part(int64_t weights, const ops::UpdateTensors& part);
   // To a file.
   void write_part(int64_t weights, const ops::UpdateTensors& part);

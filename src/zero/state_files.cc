@@ -15,18 +15,6 @@ std::shared_ptr<io::FileArrays> open_files(std::optional<io::FileArrayOptions> f
   return std::make_shared<io::FileArrays>(*files, device);
 }
 
-MemoryTag tag_of(optim::ArrayRole role) {
-  switch (role) {
-    case optim::ArrayRole::kGradients:
-      return MemoryTag::kGradients;
-    case optim::ArrayRole::kStates:
-    case optim::ArrayRole::kScales:
-      return MemoryTag::kOptimizer;
-    default:
-      return MemoryTag::kParameters;
-  }
-}
-
 }  // namespace
 
 int64_t StateFiles::most_of(int64_t sub_group_elements) {
@@ -60,12 +48,8 @@ std::shared_ptr<ArrayStore> StateFiles::make(const optim::ArrayRequest& request)
   if (request.role == optim::ArrayRole::kWeights) {
     return split(*weights_, request, std::clamp<int64_t>(weights_in_memory_, 0, request.elements));
   }
-  // One scale stands for a block of states.
-  constexpr int64_t kChunk = kernels::kUpdateChunk;
-  const bool scales = request.role == optim::ArrayRole::kScales;
-  return split(
-      *optimizer_, request,
-      stay_of(request.elements, optimizer_share_, scales ? kChunk / kernels::kStateBlock : kChunk));
+  const int64_t chunk = kernels::kUpdateChunk / optim::elements_each(request.role);
+  return split(*optimizer_, request, stay_of(request.elements, optimizer_share_, chunk));
 }
 
 // The first `stay` elements in memory, the others in a file.
@@ -73,7 +57,8 @@ std::shared_ptr<ArrayStore> StateFiles::split(io::FileArrays& files,
                                               const optim::ArrayRequest& request,
                                               int64_t stay) const {
   if (stay == 0) return files.make(request.name, request.dtype, request.elements);
-  const Tensor memory = Tensor::zeros(device_, request.dtype, {stay}, tag_of(request.role));
+  const Tensor memory =
+      Tensor::zeros(device_, request.dtype, {stay}, optim::memory_tag(request.role));
   StoredArray rest;
   if (stay < request.elements) {
     rest = files.make(request.name, request.dtype, request.elements - stay);

@@ -36,10 +36,15 @@ optim::FlatTensor make_beside(const StateArrays& arrays, const OffloadOptions& o
 // For masters and, with `split`, what they will be split into: the upper halves are weights that
 // rest on the host, or lie where the lower ones do.
 optim::FlatTensors make_on_host(const StateArrays& arrays, const OffloadOptions& options,
-                                int64_t elements, bool compact, DType type, bool split) {
+                                const Layout& layout, DType type, bool split) {
   using optim::ArrayRole;
+  const bool compact = layout.spread(StateRole::kMasters);
+  const int64_t elements = layout.held(StateRole::kMasters);
+  const int64_t trainable =
+      compact ? layout.flat().owned_trainable_elements() : layout.flat().trainable_elements();
   const auto make = [&](ArrayRole role, const char* name, DType dtype) {
-    return make_beside(arrays, options, {role, name, dtype, elements}, compact, options.pinned);
+    return make_beside(arrays, options, {role, name, dtype, elements, trainable}, compact,
+                       options.pinned);
   };
   optim::FlatTensors flat;
   for_offload([&] {
@@ -102,7 +107,7 @@ void TrainState::offload(const OpContext& ctx, const OffloadOptions& options, DT
   const FlatLayout& layout = whole.flat();
   DS_CHECK(layout.elements() == arrays_.layout.flat().elements(), Code::kInternal,
            "buckets moved parameters");
-  optim::FlatTensors flat = make_on_host(arrays_, options, layout.elements(), false, type, split);
+  optim::FlatTensors flat = make_on_host(arrays_, options, whole, type, split);
   if (const nn::WeightLoader* const loader = masters_.loader().get()) {
     NewMasters(flat.masters).fill(host, layout, arrays_.parameters, *loader);
   } else {
@@ -135,10 +140,7 @@ void TrainState::lay_out_on_host(const OpContext& ctx, const Layout& layout,
   DS_CHECK(weights_.borrowed().empty(), Code::kInternal,
            "the library owns weights whose optimizer is offloaded");
   optim::FlatTensors flat;
-  options.together([&] {
-    flat = make_on_host(arrays_, offload, layout.held(StateRole::kMasters),
-                        layout.spread(StateRole::kMasters), type, split);
-  });
+  options.together([&] { flat = make_on_host(arrays_, offload, layout, type, split); });
   spread_masters({offload.host, ctx.pool}, arrays_, masters_, options, layout.flat(),
                  NewMasters(flat.masters));
   masters_.drop_loader();

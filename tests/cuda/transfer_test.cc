@@ -8,7 +8,12 @@
 #include <random>
 #include <vector>
 
+#include "base/text.h"
 #include "device/cuda_device.h"
+#include "ops/reduce.h"
+#include "ops/stored_array.h"
+#include "tensor/device_array.h"
+#include "tensor/split_array.h"
 #include "unit/base/expect_error.h"
 
 namespace ds {
@@ -80,6 +85,62 @@ TEST_F(GpuTransfer, BetweenAllKindsOfMemory) {
   EXPECT_EQ(to_device(there, device_).raw(), there.raw());
   EXPECT_FALSE(on_host(to_device(here, device_)));
   EXPECT_FALSE(to_device(Tensor(), device_));
+}
+
+// An array of which a share lies on the GPU: what is mapped is what one in memory holds, whichever
+// places a range has; what is written goes there, and what is given up does not.
+TEST_F(GpuTransfer, AnArrayInTwoPlacesHoldsWhatOneInMemoryDoes) {
+  const std::shared_ptr<Device> host = make_cpu_device();
+  ThreadPool pool(1);
+  const OpContext ctx{host, &pool};
+  constexpr int64_t kCount = 4096;
+  const uint64_t seed = std::random_device{}();
+  std::mt19937_64 random(seed);
+  for (const int64_t here : {int64_t{0}, int64_t{1024}, kCount}) {
+    SCOPED_TRACE(str_cat(here, ", seed ", seed));
+    const StoredArray array(std::make_shared<SplitArray>(
+        StoredArray(std::make_shared<DeviceArray>(
+            Tensor::zeros(device_, DType::kFloat32, {here}, MemoryTag::kOther), host)),
+        Tensor::zeros(host, DType::kFloat32, {kCount - here}, MemoryTag::kOther)));
+    EXPECT_EQ(array.device_elements(), here);
+    EXPECT_FALSE(array.in_memory());
+    std::vector<float> expected(kCount, 0.0f);
+    for (int turn = 0; turn < 40; ++turn) {
+      const int64_t begin = std::uniform_int_distribution<int64_t>(0, kCount - 1)(random);
+      const int64_t end = std::uniform_int_distribution<int64_t>(begin + 1, kCount)(random);
+      const bool all = turn % 2 == 0, given_up = turn % 3 == 0;
+      ArrayLease lease = array.map(begin, end, all ? Access::kWrite : Access::kReadWrite);
+      auto* const values = lease.data().data<float>();
+      for (int64_t i = begin; i < end; i += all ? 1 : 3) {
+        values[i - begin] = static_cast<float>(i + turn);
+        // Memory of the host is written at once.
+        if (!given_up || begin >= here) expected[static_cast<size_t>(i)] = values[i - begin];
+      }
+      if (!given_up) lease.close();
+    }
+    Tensor read = Tensor::empty(host, DType::kFloat32, {kCount}, MemoryTag::kOther);
+    ops::read_array(ctx, array, 0, read);
+    EXPECT_TRUE(std::equal(expected.begin(), expected.end(), read.data<float>()));
+    EXPECT_EQ(ops::exact_squares(ctx, array, 0, kCount).value(),
+              ops::exact_squares(ctx, read).value());
+    for (const auto& [begin, end] :
+         {std::pair<int64_t, int64_t>{0, 1000}, {1024, 2048}, {1000, 1025}}) {
+      const Tensor view = array.view(begin, end);
+      ASSERT_EQ(static_cast<bool>(view), begin >= here || end <= here) << begin;
+      if (!view) continue;
+      EXPECT_EQ(on_host(view), begin >= here);
+      const Tensor there = copied_to_host(view, host);
+      EXPECT_TRUE(
+          std::equal(expected.begin() + begin, expected.begin() + end, there.data<float>()));
+    }
+    ops::fill_array(ctx, 2.0f, array, 100, 3000);
+    ops::scale_array(ctx, array, 0, kCount, 0.5f);
+    ops::read_array(ctx, array, 0, read);
+    for (int64_t i = 0; i < kCount; ++i) {
+      const float before = i >= 100 && i < 3000 ? 2.0f : expected[static_cast<size_t>(i)];
+      ASSERT_EQ(read.data<float>()[i], 0.5f * before) << i;
+    }
+  }
 }
 
 // The host changes what it gave away at once, and reads nothing before it asks.

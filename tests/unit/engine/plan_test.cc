@@ -187,6 +187,48 @@ TEST(Plan, FilesBesideAGpu) {
   }
 }
 
+// Of state that a GPU shares with its host, the GPU has what its host has not.
+TEST(Plan, AShareOfTheStateStaysOnTheGpu) {
+  constexpr int64_t kElements = int64_t{64} << 20;
+  const Json model = {{"parameters", kElements}, {"layers", 8}};
+  const auto planned = [&](double ratio, int stage, const Json& more) {
+    PlanOptions options;
+    options.on_gpu = true;
+    Json zero = {{"stage", stage}, {"offload_optimizer", {{"device", "cpu"}, {"ratio", ratio}}}};
+    if (stage == 3) zero["offload_param"] = {{"device", "cpu"}};
+    const Json config = with(with(base_config(), {{"zero_optimization", zero}}), more);
+    return plan_training(model, dump_json(config), options);
+  };
+  struct Case {
+    Json precision;
+    int stage;
+    int64_t weights, masters;  // bytes of each on the host, of what is shared in `masters`
+  };
+  const Json kBf16 = {{"bf16", {{"enabled", true}}}};
+  for (const Case& one :
+       {Case{kBf16, 2, 0, 4}, Case{Json::object(), 2, 0, 4}, Case{kBf16, 3, 2, 4},
+        Case{{{"bf16", {{"enabled", true}, {"split_master", true}}}}, 2, 0, 4},
+        Case{{{"bf16", {{"enabled", true}, {"split_master", true}}}}, 3, 2, 2},
+        Case{Json::object(), 3, 4, 4}}) {  // a copy beside masters that are not all on the host
+    SCOPED_TRACE(dump_json(one.precision) + " at stage " + std::to_string(one.stage));
+    const Json all = planned(1, one.stage, one.precision);
+    const Json some = planned(0.25, one.stage, one.precision);
+    const auto grown = [&](const char* use) {
+      return some["memory_per_rank"][use].get<int64_t>() -
+             all["memory_per_rank"][use].get<int64_t>();
+    };
+    EXPECT_EQ(grown("parameters"), one.masters * kElements * 3 / 4);
+    EXPECT_EQ(grown("gradients"), 4 * kElements * 3 / 4);
+    EXPECT_EQ(grown("optimizer"), 8 * kElements * 3 / 4);
+    const Json& host = some["host_memory_per_rank"];
+    EXPECT_EQ(host["parameters"], one.weights * kElements + one.masters * kElements / 4);
+    EXPECT_EQ(host["gradients"], 4 * kElements / 4);
+    EXPECT_EQ(host["optimizer"], 8 * kElements / 4);
+  }
+  const Json muon = {{"optimizer", {{"type", "Muon"}, {"params", {{"lr", 1e-3}}}}}};
+  EXPECT_EQ(planned(0.25, 2, muon)["host_memory_per_rank"]["gradients"], 4 * kElements);
+}
+
 TEST(Plan, Traffic) {
   const Json model = {{"parameters", 64e6}, {"layers", 4}};
   const double n = 64e6;

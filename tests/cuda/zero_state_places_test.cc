@@ -1,6 +1,7 @@
-// Training state in files beside GPUs (offload_optimizer and offload_param of device nvme): what is
-// computed is what state in the hosts' memory computes, to the bit; what lies in files is not in
-// memory; and what fails is reported, and leaves something to go on with.
+// Training state in files beside GPUs (offload_optimizer and offload_param of device nvme), and
+// state that a GPU shares with its host (Twin-Flow, a ratio below 1): what is computed is what
+// state in the hosts' memory computes, to the bit; what lies elsewhere is not in that memory; and
+// what fails is reported, and leaves something to go on with.
 #include <gmock/gmock.h>
 
 #include "attached_state.h"
@@ -19,10 +20,12 @@ const Json kFp32 = Json::object();
 const Json kBf16 = {{"bf16", {{"enabled", true}}}};
 const Json kSplit = {{"bf16", {{"enabled", true}, {"split_master", true}}}};
 
-// Where the optimizer's state and the weights rest; null: they stay on the GPU.
+// Where the optimizer's state and the weights rest; null: they stay on the GPU. Of the state in
+// memory the host's share; the rest stays on the GPU.
 struct Places {
   const char* optimizer;
   const char* weights = nullptr;
+  double share = 1;
 };
 
 Json device(const char* name, const Folder& folder) {
@@ -35,6 +38,7 @@ Json placed(int stage, const Places& places, const Folder& folder, const Json& z
             const Json& more) {
   Json all = with(fine({{"reduce_scatter", false}, {"sub_group_size", 3000}}), zero);
   all["offload_optimizer"].merge_patch(device(places.optimizer, folder));
+  if (places.share < 1) all["offload_optimizer"]["ratio"] = places.share;
   if (places.weights != nullptr) {
     all["offload_param"] =
         with(device(places.weights, folder), {{"max_in_cpu", 0}, {"pin_memory", false}});
@@ -52,10 +56,14 @@ struct Kind {
 };
 void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
 
-class HostFiles : public GpuZero, public ::testing::WithParamInterface<Kind> {
+class StatePlaces : public GpuZero, public ::testing::WithParamInterface<Kind> {
  protected:
   int least_gpus() const override { return 1; }
+  // Against the same in the hosts' memory.
+  void compare(const Kind& kind) const;
 };
+class HostFiles : public StatePlaces {};
+class TwinFlow : public StatePlaces {};
 
 // Bytes of state that a rank's process holds in memory.
 int64_t state_in_memory(const Engine& engine) {
@@ -64,36 +72,47 @@ int64_t state_in_memory(const Engine& engine) {
          account.now(MemoryTag::kOptimizer);
 }
 
-TEST_P(HostFiles, TrainWithTheBitsOfMemory) {
-  const Kind& kind = GetParam();
+// Whether a share of an array lies on the GPU and the rest on the host, or all in one place.
+bool is_shared(const StoredArray& array) {
+  return array.device_elements() > 0 && array.device_elements() < array.elements();
+}
+
+void StatePlaces::compare(const Kind& kind) const {
   if (gpus_ < kind.world) GTEST_SKIP() << "needs " << kind.world << " GPUs";
   const Folder folder;
   Trained trained[2];
   int64_t held[2] = {0, 0};
-  for (const bool files : {false, true}) {
+  for (const bool elsewhere : {false, true}) {
     const Places memory = {"cpu", kind.places.weights == nullptr ? nullptr : "cpu"};
     // Pageable, so that the process counts it where files are counted.
-    Json zero = with(kind.zero, {{"offload_optimizer", {{"pin_memory", false}}}});
-    const Places places = files ? kind.places : memory;
+    const Json pageable = {{"offload_optimizer", {{"pin_memory", false}}}};
+    const Json zero = with(pageable, kind.zero);
+    const Places places = elsewhere ? kind.places : memory;
     const Job run{kind.world, placed(kind.stage, places, folder, zero, kind.more), 0, tiny_model(),
                   kind.prepare};
     on_ranks(Where::kGpus, run, [&](Engine& engine, Communicator& comm) {
       const zero::StateArrays& arrays = train_state(*engine.model()).arrays();
-      const bool state = places.optimizer == std::string("nvme");
-      EXPECT_EQ(arrays.flat.gradients.in_memory(), !state);
-      EXPECT_EQ((arrays.flat.low_halves ? arrays.flat.low_halves : arrays.flat.masters).in_memory(),
-                !state);
+      const bool state = places.optimizer == std::string("nvme") || places.share < 1;
+      const optim::FlatTensor& masters =
+          arrays.flat.low_halves ? arrays.flat.low_halves : arrays.flat.masters;
+      for (const optim::FlatTensor* const array : {&arrays.flat.gradients, &masters}) {
+        EXPECT_EQ(array->in_memory(), !state);
+        EXPECT_EQ(is_shared(*array), places.share < 1);
+      }
       const bool weights = places.weights != nullptr && places.weights == std::string("nvme");
       EXPECT_EQ(arrays.weights().in_memory(), !weights);
       Trained mine = train_steps(engine, 4);
       if (comm.rank() != 0) return;
-      trained[files] = std::move(mine);
-      held[files] = state_in_memory(engine);
+      trained[elsewhere] = std::move(mine);
+      held[elsewhere] = state_in_memory(engine);
     });
   }
   expect_same(trained[1], trained[0]);
   EXPECT_LT(held[1], held[0]);
 }
+
+TEST_P(HostFiles, TrainWithTheBitsOfMemory) { compare(GetParam()); }
+TEST_P(TwinFlow, TrainsWithTheBitsOfTheHost) { compare(GetParam()); }
 
 const Json kTwice = {{"gradient_accumulation_steps", 2}};
 
@@ -160,17 +179,130 @@ INSTANTIATE_TEST_SUITE_P(
         Kind{"Adapters", 3, {"nvme", "nvme"}, kBf16, Json::object(), 2, add_adapters}),
     [](const auto& one) { return std::string(one.param.name); });
 
+// A rule that divides nowhere has the same bits on a GPU as on the host.
+Json lion(const Json& more, const Json& zero = Json::object()) {
+  Json optimizer = {{"type", "Lion"}, {"params", {{"lr", 1e-2}, {"weight_decay", 0.1}}}};
+  optimizer.merge_patch(zero);
+  return with(with(more, {{"zero_allow_untested_optimizer", true}}), {{"optimizer", optimizer}});
+}
+
+constexpr Places kHalf = {"cpu", nullptr, 0.5}, kHalfAndWeights = {"cpu", "cpu", 0.5};
+
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, TwinFlow,
+    ::testing::Values(
+        Kind{"Fp32", 2, kHalf, lion({{"gradient_clipping", 0.5}})},
+        Kind{"Bf16", 1, {"cpu", nullptr, 0.3}, lion(kBf16)},
+        Kind{"SplitMasters", 2, kHalf, lion(with(kSplit, kTwice))},
+        Kind{"Fp16", 3, kHalf, lion({{"fp16", {{"enabled", true}, {"initial_scale_power", 4}}}})},
+        Kind{"Bf16Gradients",
+             2,
+             {"cpu", nullptr, 0.7},
+             lion(with(kBf16, with(kTwice, {{"data_types", {{"grad_accum_dtype", "bf16"}}}})))},
+        Kind{"States8Bit", 2, kHalf, lion(kBf16, {{"state_dtype", "int8"}})},
+        Kind{"StatesBf16", 2, kHalf, lion(kBf16, {{"state_dtype", "bf16"}})},
+        Kind{"Alone", 2, {"cpu", nullptr, 0.4}, lion(with(kBf16, kTwice)), Json::object(), 1},
+        Kind{"AloneFp32", 1, {"cpu", nullptr, 0.4}, lion(kTwice), Json::object(), 1},
+        Kind{"AloneSplit", 2, {"cpu", nullptr, 0.4}, lion(kSplit), Json::object(), 1},
+        Kind{"Four", 2, kHalf, lion(kBf16), Json::object(), 4},
+        Kind{"LargeParts", 2, kHalf, lion(kBf16), {{"sub_group_size", 1000000}}, 1},
+        Kind{"WeightsToo", 3, kHalfAndWeights, lion(with(kBf16, kTwice))},
+        Kind{"WeightsTooFp32", 3, kHalfAndWeights, lion(kFp32)},
+        Kind{"WeightsTooSplit", 3, kHalfAndWeights, lion(kSplit)},
+        Kind{"WeightsInFiles", 3, {"cpu", "nvme", 0.5}, lion(kBf16)},
+        Kind{"WeightsInFilesSplit", 3, {"cpu", "nvme", 0.5}, lion(kSplit)},
+        Kind{"Fp8", 3, kHalf, lion(with(kBf16, {{"fp8", {{"enabled", true}}}}))},
+        Kind{"Tiles", 3, kHalf, lion(kBf16), {{"stage3_tile_size", 400}}},
+        Kind{"SecondCopies", 3, kHalf, lion(kFp32), {{"zero_hpz_partition_size", 2}}, 4},
+        Kind{"ShardGroups",
+             3,
+             kHalf,
+             lion(kFp32),
+             {{"mics_shard_size", 2}, {"mics_hierarchical_params_gather", false}},
+             4},
+        Kind{"Adapters", 3, kHalf, lion(kBf16), Json::object(), 2, add_adapters}),
+    [](const auto& one) { return std::string(one.param.name); });
+
+// Of the same gradients each element of a rule that divides has the bits of where it is updated.
+TEST_F(GpuZero, OfTwinFlowEachPlaceUpdatesItsElements) {
+  const Folder none;
+  const uint64_t seed = std::random_device{}();
+  const auto train = [&](const Places* places, const Json& more) {
+    Trained out;
+    const Json config = places == nullptr ? zero_config(2, fine({{"reduce_scatter", false}}), more)
+                                          : placed(2, *places, none, Json::object(), more);
+    on_ranks(Where::kGpus, {2, config, 0, tiny_model()}, [&](Engine& engine, Communicator& comm) {
+      std::mt19937_64 random(seed);
+      const nn::ParameterSet& parameters = engine.model()->parameters();
+      for (int step = 0; step < 3; ++step) {
+        for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+          engine.gradients().set(parameters[id].name, random_tensor(random, parameters[id].shape));
+        }
+        EXPECT_TRUE(engine.step().applied);
+      }
+      Trained mine;
+      mine.weights = weights_of(engine);
+      mine.states = states_of(engine);
+      if (comm.rank() == 0) out = std::move(mine);
+    });
+    return out;
+  };
+  const Json clipped = {{"gradient_clipping", 0.5}};
+  for (const Json& more :
+       {clipped, kBf16, kSplit, with(kBf16, {{"optimizer", {{"state_dtype", "bf16"}}}}),
+        Json{{"optimizer", {{"type", "Adagrad"}, {"params", {{"lr", 1e-2}}}}},
+             {"zero_allow_untested_optimizer", true}}}) {
+    SCOPED_TRACE(str_cat(dump_json(more), ", seed ", seed));
+    const Places whole = {"cpu"};
+    const Trained both = train(&kHalf, more), host = train(&whole, more),
+                  gpu = train(nullptr, more);
+    const auto compare = [](const std::vector<float>& x, const std::vector<float>& on_host,
+                            const std::vector<float>& on_gpu) {
+      int64_t neither = 0, of_host = 0, of_gpu = 0;
+      for (size_t i = 0; i < x.size(); ++i) {
+        const bool h = same_bits({x[i]}, {on_host[i]}), g = same_bits({x[i]}, {on_gpu[i]});
+        neither += !h && !g;
+        of_host += h && !g;
+        of_gpu += g && !h;
+      }
+      EXPECT_EQ(neither, 0);
+      return std::min(of_host, of_gpu);
+    };
+    EXPECT_GT(compare(both.weights, host.weights, gpu.weights), 0);
+    compare(both.states, host.states, gpu.states);
+  }
+}
+
+// Its ratios are of whole tensors, wherever their elements lie.
+TEST_F(GpuZero, LambSharesItsStateWithTheHost) {
+  const Folder none;
+  const Json lamb = {{"optimizer", {{"type", "Lamb"}, {"params", {{"lr", 1e-2}}}}},
+                     {"zero_allow_untested_optimizer", true}};
+  for (const Json& precision : {kFp32, kBf16}) {
+    const auto config = [&](const Places& places) {
+      return placed(2, places, none, Json::object(), with(precision, lamb));
+    };
+    const Trained host = train(Where::kGpus, {2, config({"cpu"}), 4, tiny_model()});
+    const Trained both = train(Where::kGpus, {2, config(kHalf), 4, tiny_model()});
+    expect_near(both, host, 1e-5, 1e-5);
+  }
+}
+
 // What is saved does not depend on where state rests, and is loaded everywhere.
-TEST_F(GpuZero, FilesOfHostsGoToOtherPlacesAndBack) {
+TEST_F(GpuZero, StateOfHostsGoesToOtherPlacesAndBack) {
   const Folder files;
-  for (const Json& precision : {kFp32, kBf16, kSplit}) {
-    SCOPED_TRACE(dump_json(precision));
+  const Json precisions[] = {kFp32, kBf16, kSplit};
+  const Places starts[] = {{"nvme", "nvme"}, {"cpu", nullptr, 0.5}};
+  for (int turn = 0; turn < 6; ++turn) {
+    const Json& precision = precisions[turn / 2];
+    const Places& from = starts[turn % 2];
+    SCOPED_TRACE(str_cat(dump_json(precision), " from ", from.optimizer));
     const Folder folder;
     const auto config = [&](const Places& places) {
       return placed(3, places, files, Json::object(), precision);
     };
     Trained saved, later;
-    on_ranks(Where::kGpus, {2, config({"nvme", "nvme"}), 0, tiny_model(0)},
+    on_ranks(Where::kGpus, {2, config(from), 0, tiny_model(0)},
              [&](Engine& engine, Communicator& comm) {
                for (int i = 0; i < 2; ++i) engine.train_batch();
                engine.save(folder.path("0"), "two");
@@ -190,14 +322,16 @@ TEST_F(GpuZero, FilesOfHostsGoToOtherPlacesAndBack) {
     for (const Target& to :
          {Target{Where::kGpus, 2, {"nvme", "nvme"}}, Target{Where::kGpus, 2, {"cpu", "cpu"}},
           Target{Where::kGpus, 2, {"nvme"}}, Target{Where::kGpus, 1, {"nvme", "nvme"}},
-          Target{Where::kCpu, 2, {"nvme", "nvme"}}}) {
+          Target{Where::kCpu, 2, {"nvme", "nvme"}}, Target{Where::kGpus, 2, {"cpu", nullptr, 0.5}},
+          Target{Where::kGpus, 1, {"cpu", "cpu", 0.4}}}) {
       on_ranks(to.where, {to.world, config(to.places), 0, tiny_model(0)},
                [&](Engine& engine, Communicator&) {
                  engine.train_batch();
                  engine.load(folder.path("0"), "two");
                  EXPECT_TRUE(same_bits(weights_of(engine), saved.weights));
                  EXPECT_TRUE(same_bits(states_of(engine), saved.states));
-                 if (to.where != Where::kGpus || to.world != 2) return;
+                 const bool alike = (to.places.share < 1) == (from.share < 1);  // the same updates
+                 if (to.where != Where::kGpus || to.world != 2 || !alike) return;
                  expect_same(train_steps(engine, 2), later);
                });
     }
@@ -205,10 +339,11 @@ TEST_F(GpuZero, FilesOfHostsGoToOtherPlacesAndBack) {
 }
 
 // Values that callers set are those that passes see, and the model keeps all when the engine ends.
-TEST_F(GpuZero, FilesOfHostsFollowValuesAndGiveThemBack) {
+TEST_F(GpuZero, StateOfHostsFollowsValuesAndGivesThemBack) {
   const Folder folder;
   const std::string name = "h.1.mlp.c_fc.weight";
-  for (const Places& places : {Places{"nvme"}, Places{"nvme", "nvme"}}) {
+  for (const Places& places :
+       {Places{"nvme"}, Places{"nvme", "nvme"}, Places{"cpu", nullptr, 0.5}}) {
     for (const Json& precision : {kFp32, kBf16, kSplit}) {
       SCOPED_TRACE(dump_json(precision));
       const Job run{
