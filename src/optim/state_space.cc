@@ -288,24 +288,26 @@ int64_t StateSpace::on_device(const StateRun& run, const FlatTensors& tensors) c
 
 void StateSpace::cut_where_places_change(const FlatTensors& tensors) {
   if (std::exchange(places_cut_, true)) return;
+  const auto any = [&](const StateRun& run) { return on_device(run, tensors) > 0; };
+  if (std::ranges::none_of(runs_, any)) return;
   std::vector<StateRun> runs;
   for (StateRun& run : runs_) {
-    const int64_t here = on_device(run, tensors);
-    const int64_t n = run.end - run.begin;
+    const int64_t here = on_device(run, tensors), n = run.end - run.begin;
     if (here > 0 && here < n) {
       runs.push_back(part_of(run, 0, here));
       runs.push_back(part_of(run, here, n));
     } else {
       runs.push_back(std::move(run));
     }
-    StateRun& first = here > 0 && here < n ? runs[runs.size() - 2] : runs.back();
-    if (here == 0) continue;
-    const FlatTensor& masters = tensors.low_halves ? tensors.low_halves : tensors.masters;
-    const Range range = range_of(masters, first);
-    const Tensor there = masters.view(range.begin, range.end);
-    first.tables = ops::make_update_tables(there.storage()->device(), first.pieces, first.first);
   }
   runs_ = std::move(runs);
+  const FlatTensor& masters = tensors.low_halves ? tensors.low_halves : tensors.masters;
+  for (StateRun& run : runs_) {
+    if (!any(run)) continue;
+    const Range range = range_of(masters, run);
+    const std::shared_ptr<Device> gpu = masters.view(range.begin, range.end).storage()->device();
+    run.tables = ops::make_update_tables(gpu, run.pieces, run.first);
+  }
 }
 
 std::optional<MappedRun> StateSpace::map_on_device(const StateRun& run,

@@ -100,7 +100,8 @@ class StateSpace {
   // beside others on the host; and that it will be mapped soon.
   MappedRun map(const StateRun& run, const FlatTensors& tensors, Writes writes) const;
   // Before the first update with arrays: cuts the run that begins in the memory of a GPU and ends
-  // on the host, and makes the tables of those that lie on the GPU.
+  // on the host, and makes the tables of those that lie on the GPU. Where there are such, runs() is
+  // another from then on.
   void cut_where_places_change(const FlatTensors& tensors);
   // Of these the masters with the model's copy, and the states, alone.
   MappedRun map_weights(const StateRun& run, const FlatTensors& tensors, Access access) const;

@@ -105,6 +105,7 @@ std::shared_ptr<Event> HostStore::start_arrival(const Tensor& from, const Target
                          end - at,
                          {to.array, to.begin + at, to.add},
                          end == from.elements() ? std::move(arrived) : nullptr});
+    prefetch_sums();
   }
   return last;
 }
@@ -132,7 +133,18 @@ void HostStore::finish_arrival() {
   buffer.arriving = false;
   const Arrived arrived = std::move(arrival.arrived);
   arrivals_.pop_front();
+  prefetch_sums();
   if (arrived) arrived();
+}
+
+void HostStore::prefetch_sums() const {
+  constexpr size_t kAhead = 2;  // more would push each other out (io::FileArrayOptions)
+  for (size_t i = 0; i < std::min(kAhead, arrivals_.size()); ++i) {
+    const auto& [buffer, type, elements, to, arrived] = arrivals_[i];
+    if (!to.add || to.array.in_memory()) continue;
+    const int64_t part = std::min(elements, to.array.part_elements());
+    to.array.prefetch(to.begin, to.begin + part);
+  }
 }
 
 void HostStore::finish_ready_arrivals() {

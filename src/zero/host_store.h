@@ -118,6 +118,8 @@ class HostStore : public optim::OffloadStore {
   void put_on_device(const Tensor& from, const Target& to) const;
   void finish_arrival();
   void finish_ready_arrivals();
+  // What the next arrivals are added to is read while they travel, where it lies in a file.
+  void prefetch_sums() const;
   // Room for weights that have to be rounded from masters on the host: where they rest, if that is
   // its memory, or a buffer. And from masters on the GPU.
   Tensor weights_room(int64_t weights, int64_t elements);

@@ -123,7 +123,8 @@ void check_room_for_masters(const StateArrays& arrays, const Masters& masters) {
   if (lost) return;
   const int64_t needed = arrays.layout.flat().elements() * int64_t{sizeof(float)};
   const int64_t there = free_memory(read_system_memory());
-  DS_CHECK(there < 0 || needed <= there, Code::kOutOfMemory, "the weights stay in files: in fp32 ",
+  DS_CHECK(there < 0 || needed <= there, Code::kOutOfMemory,
+           "the weights stay where they lie, which is not all in memory: in fp32 ",
            format_bytes(needed), " of memory would be needed when training ends, and ",
            format_bytes(there),
            " are free. They can still be exported, saved and read until the model ends");

@@ -20,8 +20,8 @@ const Json kFp32 = Json::object();
 const Json kBf16 = {{"bf16", {{"enabled", true}}}};
 const Json kSplit = {{"bf16", {{"enabled", true}, {"split_master", true}}}};
 
-// Where the optimizer's state and the weights rest; null: they stay on the GPU. Of the state in
-// memory the host's share; the rest stays on the GPU.
+// Where the optimizer's state and the weights rest; null: they stay on the GPU. Of the state the
+// share that rests there; beside memory the rest stays on the GPU, beside files in memory.
 struct Places {
   const char* optimizer;
   const char* weights = nullptr;
@@ -92,12 +92,13 @@ void StatePlaces::compare(const Kind& kind) const {
                   kind.prepare};
     on_ranks(Where::kGpus, run, [&](Engine& engine, Communicator& comm) {
       const zero::StateArrays& arrays = train_state(*engine.model()).arrays();
-      const bool state = places.optimizer == std::string("nvme") || places.share < 1;
+      const bool state_in_files = places.optimizer == std::string("nvme");
+      const bool shared = places.share < 1 && !state_in_files;
       const optim::FlatTensor& masters =
           arrays.flat.low_halves ? arrays.flat.low_halves : arrays.flat.masters;
       for (const optim::FlatTensor* const array : {&arrays.flat.gradients, &masters}) {
-        EXPECT_EQ(array->in_memory(), !state);
-        EXPECT_EQ(is_shared(*array), places.share < 1);
+        EXPECT_EQ(array->in_memory(), !state_in_files && !shared);
+        EXPECT_EQ(is_shared(*array), shared);
       }
       const bool weights = places.weights != nullptr && places.weights == std::string("nvme");
       EXPECT_EQ(arrays.weights().in_memory(), !weights);
@@ -115,6 +116,8 @@ TEST_P(HostFiles, TrainWithTheBitsOfMemory) { compare(GetParam()); }
 TEST_P(TwinFlow, TrainsWithTheBitsOfTheHost) { compare(GetParam()); }
 
 const Json kTwice = {{"gradient_accumulation_steps", 2}};
+const Json kThrice = {{"gradient_accumulation_steps", 3}};
+const Json kAhead = {{"offload_optimizer", {{"pipeline_read", true}, {"pipeline_write", true}}}};
 
 INSTANTIATE_TEST_SUITE_P(
     Kinds, HostFiles,
@@ -126,9 +129,11 @@ INSTANTIATE_TEST_SUITE_P(
              2,
              {"nvme"},
              with(kBf16, with(kTwice, {{"data_types", {{"grad_accum_dtype", "bf16"}}}}))},
-        Kind{"Share", 2, {"nvme"}, kBf16, {{"offload_optimizer", {{"ratio", 0.3}}}}},
+        Kind{"Share", 2, {"nvme", nullptr, 0.3}, kBf16},
         Kind{"States8Bit", 2, {"nvme"}, with(kBf16, {{"optimizer", {{"state_dtype", "int8"}}}})},
         Kind{"Alone", 2, {"nvme"}, with(kBf16, kTwice), Json::object(), 1},
+        Kind{"ReadAhead", 2, {"nvme"}, with(kBf16, kThrice), kAhead},
+        Kind{"ReadAheadAlone", 2, {"nvme"}, with(kSplit, kThrice), kAhead, 1},
         Kind{"AloneFp32", 1, {"nvme"}, kTwice, Json::object(), 1},
         Kind{"AloneSplit", 2, {"nvme"}, kSplit, Json::object(), 1},
         Kind{"Four", 2, {"nvme"}, kBf16, Json::object(), 4},

@@ -194,7 +194,9 @@ TEST(Plan, AShareOfTheStateStaysOnTheGpu) {
   const auto planned = [&](double ratio, int stage, const Json& more) {
     PlanOptions options;
     options.on_gpu = true;
-    Json zero = {{"stage", stage}, {"offload_optimizer", {{"device", "cpu"}, {"ratio", ratio}}}};
+    Json zero = {{"stage", stage},
+                 {"reduce_scatter", false},
+                 {"offload_optimizer", {{"device", "cpu"}, {"ratio", ratio}}}};
     if (stage == 3) zero["offload_param"] = {{"device", "cpu"}};
     const Json config = with(with(base_config(), {{"zero_optimization", zero}}), more);
     return plan_training(model, dump_json(config), options);
@@ -204,9 +206,9 @@ TEST(Plan, AShareOfTheStateStaysOnTheGpu) {
     int stage;
     int64_t weights, masters;  // bytes of each on the host, of what is shared in `masters`
   };
-  const Json kBf16 = {{"bf16", {{"enabled", true}}}};
+  const Json bf16 = {{"bf16", {{"enabled", true}}}};
   for (const Case& one :
-       {Case{kBf16, 2, 0, 4}, Case{Json::object(), 2, 0, 4}, Case{kBf16, 3, 2, 4},
+       {Case{bf16, 2, 0, 4}, Case{Json::object(), 2, 0, 4}, Case{bf16, 3, 2, 4},
         Case{{{"bf16", {{"enabled", true}, {"split_master", true}}}}, 2, 0, 4},
         Case{{{"bf16", {{"enabled", true}, {"split_master", true}}}}, 3, 2, 2},
         Case{Json::object(), 3, 4, 4}}) {  // a copy beside masters that are not all on the host
