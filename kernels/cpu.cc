@@ -17,6 +17,7 @@
 namespace ds::kernels {
 namespace {
 
+// NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables): of the processor
 std::atomic<int64_t> known_targets{0};  // 0: not asked yet
 
 // Linux's arch_prctl: asks for the state component of the tiles' data.

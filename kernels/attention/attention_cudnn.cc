@@ -100,6 +100,7 @@ struct State {
   std::map<std::pair<int, AttentionForm>, std::unique_ptr<Planned>> plans;  // null: none
 };
 State& state() {
+  // NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables)
   static State& it = *new State;
   return it;
 }

@@ -17,7 +17,7 @@ enum class AttentionPass { kForward, kBackward };
 // A tensor [batch, tokens, heads, head size] as a graph sees it; strides in elements.
 struct HeadsLayout {
   int64_t batch = 0, token = 0, head = 0;
-  auto operator<=>(const HeadsLayout&) const = default;
+  auto operator<=>(const HeadsLayout&) const = default;  // NOLINT(modernize-use-nullptr): no 0
 };
 
 // What a plan depends on.
@@ -32,8 +32,8 @@ struct AttentionForm {
   bool strict = false;
   int64_t row_batch = 0;  // elements of lse between sequences: heads * queries of the whole call
   HeadsLayout q, k, v, out;
-  HeadsLayout dout, dq, dk, dv;  // backward only
-  auto operator<=>(const AttentionForm&) const = default;
+  HeadsLayout dout, dq, dk, dv;                            // backward only
+  auto operator<=>(const AttentionForm&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 // The operations of a form, and its tensors in memory.

@@ -192,7 +192,7 @@ void combine_as(const Combination<T>& task, int64_t n) {
     }
   }
   if (stream) hwy::FlushStream();
-  while (i < n) some(HWY_MIN(lanes, n - i));
+  while (i < n) some(HWY_MIN(lanes, n - i));  // NOLINT(bugprone-infinite-loop): some() moves i
 }
 
 template <class T>

@@ -22,6 +22,7 @@ cublasLtHandle_t handle_of(const Library& lib, int gpu) {
     std::mutex mutex;
     std::map<int, cublasLtHandle_t> of;
   };
+  // NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables)
   static Handles& all = *new Handles;
   const std::lock_guard lock(all.mutex);
   const auto [at, fresh] = all.of.try_emplace(gpu, nullptr);
@@ -199,6 +200,7 @@ std::string Plans::import(std::span<const std::byte> bytes, int gpu) {
 namespace {
 
 Plans& timed_plans() {
+  // NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables)
   static Plans& it = *new Plans(kTimedProposals);
   return it;
 }
@@ -206,6 +208,7 @@ Plans& timed_plans() {
 }  // namespace
 
 Plans& plans_of(const GpuStream& on) {
+  // NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables)
   static Plans& plain = *new Plans(1);
   return on.policy.time_products ? timed_plans() : plain;
 }

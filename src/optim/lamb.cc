@@ -62,7 +62,7 @@ class Lamb : public FlatOptimizer {
   }
 
  private:
-  static constexpr size_t kTensorWords = 2 * ExactSum::kWords;
+  static constexpr size_t kTensorWords = size_t{2} * ExactSum::kWords;
 
   static std::function<double(size_t)> rate_of(const UpdateStep& step) {
     return [&step](size_t group) { return step.rates[group]; };

@@ -168,7 +168,7 @@ ExactSum squares_of_parts(const OpContext& ctx, const Gradients& gradients) {
   ExactSum all;
   for (size_t i = 0; i < sums.size(); ++i) {
     const RankGroup& ranks = arrays.groups[i].model;
-    all.add(ranks.size > 1 ? arrays.sum_over(ranks, std::move(sums[i])) : sums[i]);
+    all.add(ranks.size > 1 ? arrays.sum_over(ranks, sums[i]) : sums[i]);
   }
   return all;
 }
@@ -182,7 +182,7 @@ ExactSum gradient_squares(const OpContext& ctx, const Gradients& gradients) {
     gradients.check_materialized();
     if (!all.compact && arrays.layout.in_parts()) return squares_of_parts(ctx, gradients);
     ExactSum sum = ops::exact_squares(arrays.state_context(ctx), all, 0, all.elements());
-    return all.compact ? arrays.sum_over_ranks(std::move(sum)) : sum;
+    return all.compact ? arrays.sum_over_ranks(sum) : sum;
   }
   ExactSum sum;
   for (const Bucket& bucket : arrays.layout.flat().buckets()) {
@@ -190,7 +190,7 @@ ExactSum gradient_squares(const OpContext& ctx, const Gradients& gradients) {
     const FlatRange own = arrays.owned_range(all, bucket);
     sum.add(ops::exact_squares(ctx, all, own.begin, own.end));
   }
-  return arrays.sum_over_ranks(std::move(sum));
+  return arrays.sum_over_ranks(sum);
 }
 
 // Ranks compare places in the order of the parameters, each of which begins where the one before

@@ -141,7 +141,7 @@ struct StateArrays {
   void send_whole(nn::ParamId id, const Tensor& value) const;
   // Whole from what each rank owns of a parameter, flat fp32, which lies on the context's device.
   Tensor gather_parts(const OpContext& ctx, nn::ParamId id, const Tensor& own) const;
-  ExactSum sum_over_ranks(ExactSum sum) const { return sum_over(shard_ranks(), std::move(sum)); }
+  ExactSum sum_over_ranks(const ExactSum& sum) const { return sum_over(shard_ranks(), sum); }
   ExactSum sum_over(const RankGroup& among, ExactSum sum) const;
   int64_t agree(int64_t number, ReduceOp op) const;
 };
