@@ -102,7 +102,7 @@ Division must leave no remainder; the error names all four numbers, and the rank
 
 )";
 
-std::string escape_cell(std::string text) {
+std::string escape_cell(const std::string& text) {
   std::string out;
   for (const char c : text) {
     if (c == '|') out += '\\';
@@ -219,7 +219,8 @@ class Page {
     }
     for (const auto& [body, choices] : bodies) {
       const size_t end = body.find('\n');  // of the empty heading
-      out_ += body.substr(0, end) + title + " for " + choices + body.substr(end);
+      out_.append(body.substr(0, end)).append(title).append(" for ").append(choices);
+      out_.append(body.substr(end));
     }
   }
 

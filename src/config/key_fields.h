@@ -62,7 +62,9 @@ void assign(T& field, const Key& key, const Json& value) {
     if (value.is_null() || (key.table && gate_closed(*key.table, value))) return;
     // A word in a number's place, such as "auto", leaves it unset.
     if (std::is_arithmetic_v<typename T::value_type> && value.is_string()) return;
-    assign(field.emplace(), key, value);
+    // Not emplace(): clang takes structs within a class for ones without a default constructor.
+    field = typename T::value_type{};
+    assign(*field, key, value);
   } else if (value.is_null()) {
     return;
   } else if constexpr (is_list<T>) {

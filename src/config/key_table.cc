@@ -218,8 +218,8 @@ Key section_by(const char* name, const char* sibling,
                std::vector<std::pair<std::string, KeyTable>> variants, const char* description) {
   Key key = make(name, kObject, Json::object(), description);
   key.chosen_by = sibling;
-  for (auto& [value, variant] : variants) {
-    key.variants.emplace_back(value, std::make_shared<const KeyTable>(std::move(variant)));
+  for (std::pair<std::string, KeyTable>& one : variants) {
+    key.variants.emplace_back(one.first, std::make_shared<const KeyTable>(std::move(one.second)));
   }
   return key;
 }

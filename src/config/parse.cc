@@ -86,7 +86,9 @@ class Parser {
   std::vector<Given> collect_given(const KeyTable& table, const Json& object, const Place& place,
                                    const std::string& origin, Json& others) {
     std::vector<Given> given;
-    for (const auto& [name, value] : object.items()) {
+    for (const auto& item : object.items()) {
+      const std::string& name = item.key();
+      const Json& value = item.value();
       if (out_.problems.size() >= kMostProblems) break;
       const Key* key = table.find(name);
       if (key == nullptr) {

@@ -90,7 +90,7 @@ void CheckpointSaver::continue_run(const std::string& id) {
 // Ranks may give different tags by mistake; what then happens is configured.
 std::string CheckpointSaver::agreed_tag(const std::string& tag) {
   const std::string own = tag.empty() ? str_cat("global_step", open_.progress.steps) : tag;
-  const std::string first = broadcast_text(run_.context(), run_.world(), own);
+  std::string first = broadcast_text(run_.context(), run_.world(), own);
   if (run_.config.checkpoint.tag_validation == TagValidation::kIgnore) return first;
   const std::string text =
       str_cat("rank ", run_.mesh.rank(), " saves as \"", printable(own), "\" and rank 0 as \"",
@@ -187,8 +187,8 @@ void CheckpointSaver::save_beside_training(std::shared_ptr<CheckpointWriter> wri
                                            const std::string& tag) {
   saving_together_ = run_.mesh.size() > 1;
   if (!writer) {
-    const PartHandover to = *handover;
-    return background_->start([other = std::move(other), to] { to.finish(*other); }, tag);
+    return background_->start([other = std::move(other), to = *handover] { to.finish(*other); },
+                              tag);
   }
   background_->start(
       [writer = std::move(writer), comm = run_.mesh.world(), ranks = run_.mesh.size()] {

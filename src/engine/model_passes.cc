@@ -29,7 +29,8 @@ struct ModelPasses::Pending {
   Pending(const OpContext& ctx, zero::TrainState& state, nn::TapeOptions options,
           std::unique_ptr<nn::KeptInputs> inputs)
       : kept_inputs(std::move(inputs)),
-        tape(ctx, state.weights(), &state.gradients(), with(options, kept_inputs.get())) {}
+        tape(ctx, state.weights(), &state.gradients(),
+             with(std::move(options), kept_inputs.get())) {}
   static nn::TapeOptions with(nn::TapeOptions options, nn::KeptInputs* inputs) {
     options.kept_inputs = inputs;
     return options;

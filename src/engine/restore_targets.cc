@@ -32,7 +32,7 @@ void aim_at_gradient(TensorTarget& target, RunContext& run, nn::ParamId id) {
   const optim::FlatTensor& all = state.arrays().flat.gradients;
   if (all.in_memory()) return aim(target, state.arrays().owned(all, id));
   const int64_t first = state.arrays().owned_range(all, id).begin;
-  target.sink = [ctx = run.context(), array = StoredArray(all), first](
+  target.sink = [ctx = run.context(), array = static_cast<const StoredArray&>(all), first](
                     uint64_t at, std::span<const std::byte> bytes) {
     const auto begin = static_cast<int64_t>(at) / dtype_size(array.dtype());
     ops::write_array(ctx, view_of(bytes, array.dtype()), array, first + begin);

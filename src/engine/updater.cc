@@ -325,7 +325,7 @@ void Updater::restore(Saved saved) {
   if (rules.optimizer) {
     optimizer_->set_steps(saved.steps);
     optimizer_->restore(saved.optimizer);
-    scaler_ = std::move(saved.scaler);
+    scaler_ = saved.scaler;
     consecutive_skips_ = saved.consecutive_skips;
   }
   schedule_lead_ = position - optimizer_->steps();

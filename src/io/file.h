@@ -22,7 +22,7 @@ enum class Access {
 struct FileIdentity {
   uint64_t device = 0, number = 0;
   int64_t made_seconds = 0, made_nanoseconds = 0, generation = 0;
-  auto operator<=>(const FileIdentity&) const = default;
+  auto operator<=>(const FileIdentity&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 class File {

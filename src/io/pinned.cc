@@ -29,6 +29,7 @@ struct PinnedList {
 // In memory of its own, so that asking cannot fail for want of memory.
 PinnedList& pinned_list() noexcept {
   alignas(PinnedList) static std::byte memory[sizeof(PinnedList)];
+  // NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables)
   static auto* const list = new (memory) PinnedList();
   return *list;
 }

@@ -212,10 +212,10 @@ std::vector<int> MeshShape::members(const MeshSubgroup& subgroup, int rank) cons
   if (group.empty()) return {};
   const int index = index_in(subgroup.of, rank);
   const bool across = subgroup.part == MeshPart::kReplicas;
-  const int first = across ? index % part : index / part * part;
+  const int first = across ? index % part : index / part * part, step = across ? part : 1;
   std::vector<int> out;
   for (int i = 0; i < count; ++i) {
-    out.push_back(group[static_cast<size_t>(first + i * (across ? part : 1))]);
+    out.push_back(group[static_cast<size_t>(first) + static_cast<size_t>(i * step)]);
   }
   return out;
 }

@@ -68,7 +68,7 @@ struct MeshSubgroup {
   MeshGroup of = MeshGroup::kWorld;
   MeshPart part = MeshPart::kShard;
   int consecutive = 1;
-  auto operator<=>(const MeshSubgroup&) const = default;
+  auto operator<=>(const MeshSubgroup&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 // What is chosen; the sizes of the data and expert-data axes follow from the world.

@@ -82,7 +82,7 @@ void reorder(const Tensor& from, const Counts& counts, const Order& order, const
 }
 Tensor reordered(const Tensor& from, const Counts& counts, const Order& order) {
   if (same(order)) return from;
-  const Tensor out = like(from, from.size(0));
+  Tensor out = like(from, from.size(0));
   reorder(from, counts, order, out);
   return out;
 }
@@ -280,7 +280,7 @@ Tensor RowExchange::out_within(const Tensor& arrived, const CollectiveOptions& o
   const NodeGroups& nodes = *ranks_.nodes;
   const Tensor packed =
       reordered(arrived, through_, transposed(nodes.across.size, nodes.node.size));
-  const Tensor out = like(arrived, rows_received());
+  Tensor out = like(arrived, rows_received());
   send(nodes.node, out, packed, sums_by_row(in_order(received_, order_within()), nodes.across.size),
        sums_by_column(through_, nodes.node.size), waiting(options))
       ->wait();

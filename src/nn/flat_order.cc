@@ -10,8 +10,8 @@ namespace {
 struct Key {
   bool frozen;
   std::string_view group;
-  bool spared;  // from weight decay
-  auto operator<=>(const Key&) const = default;
+  bool spared;                                   // from weight decay
+  auto operator<=>(const Key&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 Key key_of(const Parameter& p) {

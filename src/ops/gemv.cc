@@ -11,12 +11,12 @@ bool few_rows(const Tensor& x) {
 }
 
 void gemv(const OpContext& ctx, const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y) {
-  const Op kOp{ctx, "gemv"};
-  check_dense_float(w, kOp, "w");
-  check_product(kOp, x, w.shape(), bias, y);
-  DS_CHECK(w.dtype() == x.dtype(), Code::kInvalidArgument, kOp, ": x is ", dtype_name(x.dtype()),
+  const Op op{ctx, "gemv"};
+  check_dense_float(w, op, "w");
+  check_product(op, x, w.shape(), bias, y);
+  DS_CHECK(w.dtype() == x.dtype(), Code::kInvalidArgument, op, ": x is ", dtype_name(x.dtype()),
            " but w is ", dtype_name(w.dtype()));
-  DS_CHECK(row_count(x) <= kernels::kMaxGemvRows, Code::kInvalidArgument, kOp, ": x ",
+  DS_CHECK(row_count(x) <= kernels::kMaxGemvRows, Code::kInvalidArgument, op, ": x ",
            x.shape().text(), " has more than ", kernels::kMaxGemvRows, " rows");
   kernels::Gemv call;
   call.type = float_type(x);

@@ -133,12 +133,12 @@ void linear(const OpContext& ctx, const Tensor& x, const Tensor& w, const Tensor
 
 void linear_activation(const OpContext& ctx, const Tensor& x, const Tensor& w, const Tensor& bias,
                        Activation kind, Tensor& pre, Tensor& y) {
-  const Op kOp{ctx, "linear_activation"};
-  kernels::Matmul p = forward_product(kOp, x, w, bias, y);
-  p.activation = kind_of(kind, kOp);
+  const Op op{ctx, "linear_activation"};
+  kernels::Matmul p = forward_product(op, x, w, bias, y);
+  p.activation = kind_of(kind, op);
   if (pre) {
     DS_CHECK(pre.dtype() == y.dtype() && pre.shape() == y.shape() && pre.contiguous(),
-             Code::kInvalidArgument, kOp, ": pre must be ", dtype_name(y.dtype()), " ",
+             Code::kInvalidArgument, op, ": pre must be ", dtype_name(y.dtype()), " ",
              y.shape().text(), " and contiguous, like y");
     p.pre = pre.raw();
     p.pre_stride = p.n;
@@ -162,10 +162,10 @@ void linear_grad_input(const OpContext& ctx, const Tensor& dy, const Tensor& w, 
 
 bool linear_grad_input_gelu(const OpContext& ctx, const Tensor& dy, const Tensor& w,
                             const Tensor& pre, Gelu kind, Tensor& dpre, Tensor& db) {
-  const Op kOp{ctx, "linear_grad_input_gelu"};
-  kernels::Matmul p = input_product(kOp, dy, w, dpre);
-  check_dense(pre, kOp, "pre", dpre.dtype(), dpre.shape());
-  if (db) check_dense(db, kOp, "db", DType::kFloat32, {p.n});
+  const Op op{ctx, "linear_grad_input_gelu"};
+  kernels::Matmul p = input_product(op, dy, w, dpre);
+  check_dense(pre, op, "pre", dpre.dtype(), dpre.shape());
+  if (db) check_dense(db, op, "db", DType::kFloat32, {p.n});
   bool fused = false;
   if (kind == Gelu::kTanh) {
     run(ctx, [&](auto& on) {
@@ -196,9 +196,9 @@ void linear_grad_bias(const OpContext& ctx, const Tensor& dy, Tensor& db) {
 
 void linear_grad_weight_bias(const OpContext& ctx, const Tensor& dy, const Tensor& x, Tensor& dw,
                              Tensor& db, bool accumulate) {
-  const Op kOp{ctx, "linear_grad_weight_bias"};
-  kernels::Matmul p = weight_product(kOp, dy, x, dw, accumulate);
-  check_elements(db, kOp, "db", DType::kFloat32, p.m);
+  const Op op{ctx, "linear_grad_weight_bias"};
+  kernels::Matmul p = weight_product(op, dy, x, dw, accumulate);
+  check_elements(db, op, "db", DType::kFloat32, p.m);
   Tensor sums;
   run(ctx, [&](auto& on) {
     if constexpr (kRunsOnGpu<decltype(on)>) {

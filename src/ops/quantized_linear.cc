@@ -92,13 +92,13 @@ void multiply_codes(const OpContext& ctx, const Tensor& x, const kernels::Quanti
 
 QuantizedWeight make_quantized(const OpContext& ctx, const Shape& shape,
                                const QuantizeOptions& options) {
-  const Op kOp{ctx, "quantize"};
-  DS_CHECK(shape.dims() == 2, Code::kInvalidArgument, kOp, ": w ", shape.text(), " must be [N, K]");
-  DS_CHECK(options.bits == 8 || options.bits == 4, Code::kUnsupported, kOp, ": ", options.bits,
+  const Op op{ctx, "quantize"};
+  DS_CHECK(shape.dims() == 2, Code::kInvalidArgument, op, ": w ", shape.text(), " must be [N, K]");
+  DS_CHECK(options.bits == 8 || options.bits == 4, Code::kUnsupported, op, ": ", options.bits,
            " bits are not available; 8 and 4 are");
-  DS_CHECK(options.symmetric || options.bits == 4, Code::kUnsupported, kOp,
+  DS_CHECK(options.symmetric || options.bits == 4, Code::kUnsupported, op,
            ": only 4 bits have minima; 8 bits are symmetric");
-  DS_CHECK(options.group_size >= 0 && options.group_size % 8 == 0, Code::kInvalidArgument, kOp,
+  DS_CHECK(options.group_size >= 0 && options.group_size % 8 == 0, Code::kInvalidArgument, op,
            ": groups of ", options.group_size, " are not available; a multiple of 8, or 0, is");
   QuantizedWeight out;
   out.shape = shape;
@@ -114,15 +114,15 @@ QuantizedWeight make_quantized(const OpContext& ctx, const Shape& shape,
 }
 
 void quantize_rows(const OpContext& ctx, const Tensor& rows, int64_t first, QuantizedWeight& w) {
-  const Op kOp{ctx, "quantize"};
-  check_dense(rows, kOp, "w", DType::kFloat32);
+  const Op op{ctx, "quantize"};
+  check_dense(rows, op, "w", DType::kFloat32);
   const int64_t n = rows.dims() == 2 ? rows.size(0) : 0, all = w.shape[0];
   DS_CHECK(rows.dims() == 2 && rows.size(1) == w.shape[1] && first >= 0 && n <= all - first &&
                first % kPanelRows == 0 && (n % kPanelRows == 0 || first + n == all),
-           Code::kInvalidArgument, kOp, ": rows ", rows.shape().text(), " from row ", first,
+           Code::kInvalidArgument, op, ": rows ", rows.shape().text(), " from row ", first,
            " on are no panels of ", w.shape.text());
   const int64_t bad = first_non_finite(ctx, rows);
-  DS_CHECK(bad < 0, Code::kInvalidArgument, kOp, ": element ", first * w.shape[1] + bad,
+  DS_CHECK(bad < 0, Code::kInvalidArgument, op, ": element ", first * w.shape[1] + bad,
            " of w is not a finite number: it has no scale");
   kernels::QuantizedShape s = kernel_shape(w.shape, w.options);
   const int64_t panel = first / kPanelRows, scale = panel * s.groups() * kPanelRows;

@@ -23,7 +23,7 @@ void check_dims(const Tensor& x, const Op& op) {
 std::array<int64_t, 4> four_sizes(const Tensor& tensor) {
   std::array<int64_t, 4> sizes{1, 1, 1, 1};
   for (int i = 0; i < tensor.dims(); ++i) {
-    sizes[static_cast<size_t>(4 - tensor.dims() + i)] = tensor.size(i);
+    sizes[sizes.size() - static_cast<size_t>(tensor.dims() - i)] = tensor.size(i);
   }
   return sizes;
 }

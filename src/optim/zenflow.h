@@ -53,7 +53,7 @@ class ZenFlow final : public FlatOptimizer {
     std::vector<int64_t> first;
   };
   // What is kept of them.
-  struct KeptRun {
+  struct KeptRun {  // NOLINT(bugprone-reserved-identifier,readability-identifier-naming): its copy
     Chosen chosen;
     Tensor masters;     // or low halves; where those do not lie in memory
     Tensor moments[2];  // none: the state arrays have them, and nothing is kept

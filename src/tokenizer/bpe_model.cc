@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "tokenizer/byte_alphabet.h"
 #include "tokenizer/unicode.h"
 
@@ -29,7 +30,7 @@ Json merges_json(const std::vector<std::pair<std::string, std::string>>& merges)
   }
   Json out = Json::array();
   for (const auto& [a, b] : merges) {
-    out.push_back(pairs ? Json::array({a, b}) : Json(a + " " + b));
+    out.push_back(pairs ? Json::array({a, b}) : Json(str_cat(a, " ", b)));
   }
   return out;
 }

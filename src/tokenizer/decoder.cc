@@ -128,7 +128,7 @@ std::string Decoder::apply(size_t count, const TokenAt& token) const {
              " bytes longer than ", most, "; the tokenizer's Replace steps multiply text");
   }
   if (fuse == steps_.end()) return out;
-  tokens.assign(1, std::move(out));
+  tokens.assign(1, out);
   const Limits limits{most, time, true};
   for (auto step = fuse + 1; step != steps_.end(); ++step) {
     std::visit([&](const auto& known) { known.apply(tokens, limits); }, *step);
@@ -154,7 +154,7 @@ void Decoder::ByteFallback::apply(Tokens& tokens, Limits) const {
 void Decoder::Fuse::apply(Tokens& tokens, Limits) const {
   std::string all;
   for (const std::string& token : tokens) all += token;
-  tokens.assign(1, std::move(all));
+  tokens.assign(1, all);
 }
 
 void Decoder::Strip::apply(Tokens& tokens, Limits) const {

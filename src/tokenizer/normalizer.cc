@@ -75,12 +75,14 @@ std::string Normalizer::apply(std::string_view input, TimeLimit& time) const {
   return text;
 }
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): as normalizer.h says
 std::string Normalizer::StripAccents::apply(std::string text, const Limits&) const {
   return map_chars(text, [](uint32_t code, std::string_view bytes, std::string& out) {
     if (!is_unicode_mark(code)) out += bytes;
   });
 }
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): as normalizer.h says
 std::string Normalizer::Strip::apply(std::string text, const Limits&) const {
   size_t begin = text.size(), end = 0;  // of what is not blank
   for (size_t pos = 0; pos < text.size();) {

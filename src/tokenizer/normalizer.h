@@ -26,6 +26,8 @@ class Normalizer {
     size_t bytes;  // of the text at any time
     TimeLimit& time;
   };
+  // NOLINTBEGIN(performance-unnecessary-value-param): all are called alike, and most change the
+  // text
   struct Form {
     NormalForm form;
     std::string apply(std::string text, const Limits&) const { return normalize_utf8(text, form); }
@@ -52,6 +54,7 @@ class Normalizer {
       return pattern.replace_all(text, content, limits.bytes, limits.time);
     }
   };
+  // NOLINTEND(performance-unnecessary-value-param)
   struct Bert {
     bool clean_text = true;
     bool ideographs = true;

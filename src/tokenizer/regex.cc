@@ -9,7 +9,7 @@
 namespace ds {
 namespace {
 
-constexpr size_t kMaxPattern = 64 * 1024;
+constexpr size_t kMaxPattern = size_t{64} * 1024;
 
 std::string pcre2_message(int code) {
   PCRE2_UCHAR text[256];

@@ -261,7 +261,8 @@ std::shared_ptr<Event> Gradients::take_reduced(const OpContext& ctx, const Bucke
         if (tells_complete()) tell_complete(bucket);
       };
     }
-    return arrays_.host_store->receive(average, {all, kept.begin, add}, std::move(arrived));
+    return arrays_.host_store->receive(
+        average, {static_cast<const StoredArray&>(all), kept.begin, add}, std::move(arrived));
   }
   if (add) {
     ops::accumulate_array(ctx, average, all, kept.begin);

@@ -54,7 +54,8 @@ void HeldGradients::add_kept(const OpContext& ctx, const Bucket& bucket,
   const FlatRange to = kept_range(sums, bucket);
   HostStore* const store = arrays_.host_store.get();
   if (store == nullptr) return ops::accumulate_array(ctx, kept(bucket), sums, to.begin);
-  const auto read = store->receive(kept(bucket), {sums, to.begin, /*add=*/true});
+  const auto read =
+      store->receive(kept(bucket), {static_cast<const StoredArray&>(sums), to.begin, /*add=*/true});
   if (read) arrays_.device->default_stream().wait(*read);  // before they are cleared
 }
 

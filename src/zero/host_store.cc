@@ -104,6 +104,7 @@ std::shared_ptr<Event> HostStore::start_arrival(const Tensor& from, const Target
                          from.dtype(),
                          end - at,
                          {to.array, to.begin + at, to.add},
+                         // NOLINTNEXTLINE(bugprone-use-after-move): of the last piece alone
                          end == from.elements() ? std::move(arrived) : nullptr});
     prefetch_sums();
   }

@@ -52,7 +52,7 @@ QuantizedReduce::Flight QuantizedReduce::start(size_t index, const Tensor& whole
   const int64_t bytes = piece_bytes_[index];
   std::vector<Tensor>& errors = errors_for(index).first;
   const auto make = [&] {
-    return Tensor::zeros(ctx_.device, DType::kUInt8, {places * count * bytes},
+    return Tensor::zeros(ctx_.device, DType::kUInt8, {int64_t{places} * count * bytes},
                          MemoryTag::kCommunication);
   };
   const Tensor sent = make();

@@ -28,8 +28,8 @@ std::vector<int32_t> RowReduce::rows_of(const Tensor& matrix) const {
   ctx_.pool->for_range(rows, kGrain, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const float* const first = values + row * columns;
-      touched[static_cast<size_t>(row)] =
-          std::any_of(first, first + columns, [](float x) { return x != 0; });
+      const bool any = std::any_of(first, first + columns, [](float x) { return x != 0; });
+      touched[static_cast<size_t>(row)] = any ? 1 : 0;
     }
   });
   std::vector<int32_t> out;

@@ -154,7 +154,7 @@ void WeightRoute::finish_gather(size_t index, Flight& flight, const Tensor& all)
       Tensor::empty(ctx_.device, all.dtype(), all.shape(), MemoryTag::kCommunication);
   nodes.node->all_gather(columns, flight.column, {.label = "weights", .blocking = on_host(columns)})
       ->wait();
-  const int64_t piece = all.elements() / (places * count);
+  const int64_t piece = all.elements() / (int64_t{places} * count);
   for (int place = 0; place < places; ++place) {
     for (int node = 0; node < count; ++node) {
       const int64_t from = (place * count + node) * piece, to = nodes.rank_at(node, place) * piece;

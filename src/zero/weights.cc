@@ -167,7 +167,8 @@ Tensor Weights::whole_bucket(const Bucket& bucket) const {
 
 WeightRoute::Piece Weights::piece(const Bucket& bucket) const {
   if (arrays_.in_fp32(bucket)) return {fp32_.piece(bucket), {0, bucket.piece}};
-  return {arrays_.weights(), arrays_.owned_range(arrays_.weights(), bucket)};
+  return {static_cast<const StoredArray&>(arrays_.weights()),
+          arrays_.owned_range(arrays_.weights(), bucket)};
 }
 
 void Weights::set_compute_type(DType type) {
