@@ -280,7 +280,7 @@ int run(const IoOptions& given) {
 }
 
 // An option by its name with dashes and, as DeepSpeed's tools have it, with underscores.
-std::string both(std::string name) {
+std::string both(const std::string& name) {
   std::string other = name;
   std::replace(other.begin() + 2, other.end(), '-', '_');
   return other == name ? name : name + "," + other;
