@@ -1,6 +1,6 @@
 // State of an offloaded optimizer of which a share stays on the GPU: the first elements of each
 // array lie in the GPU's memory, which updates them, and the others on the host, which updates
-// those at the same time (Twin-Flow of ZeRO-Offload++, Ren et al., DeepSpeed 2023).
+// those at the same time (Twin-Flow of DeepSpeed's ZeRO-Offload++, 2023).
 #pragma once
 
 #include <memory>
