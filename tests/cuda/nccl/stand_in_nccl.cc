@@ -361,11 +361,15 @@ Result ncclCommGetAsyncError(Comm comm, Result* state) {
     }
     launch.swap(comm->pending);
   }
-  // Not with the lock: the stand-in of CUDA calls may_end under its own.
+  // NCCL launches in a thread of its own on its GPU, whichever thread asks. Not with the lock: the
+  // stand-in of CUDA calls may_end under its own.
+  const CUcontext before = stand_in::current_context();
+  stand_in::set_current_context(comm->gpu);
   if (stand_in::queue_work(launch->parts.front().stream, [launch] { return may_end(launch); },
                            {}) != cudaSuccess) {
     *state = nccl::kUnhandledCudaError;
   }
+  stand_in::set_current_context(before);
   return nccl::kSuccess;
 }
 
