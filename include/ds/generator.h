@@ -72,8 +72,8 @@ DS_API ds_status ds_generator_create(ds_model* model, const char* DS_NULLABLE op
  * and everything that is no expert, and reads no other from the model's files. Rows of tokens go to
  * the ranks that hold the experts which they chose (docs/experts.md). Every rank of the group makes
  * this call, with the same model and form; then every rank makes each call of
- * ds_generator_generate, or ds_generator_take_part in its place, of ds_generator_logits and of
- * ds_generator_hidden_states, with texts and batches of its own.
+ * ds_generator_generate, or ds_generator_generate_batch or ds_generator_take_part in its place, of
+ * ds_generator_logits and of ds_generator_hidden_states, with texts and batches of its own.
  * @param model         must not be trained by an engine
  * @param options_json  as for ds_generator_create, but "weights" is "fp32" by default and cannot be
  *     "model"; and "expert_parallel": {"enabled": true, "autoep_size": n}: so many ranks, one after
@@ -165,18 +165,73 @@ DS_API ds_status ds_generator_generate(ds_generator* generator, const ds_tensor*
                                        ds_token_fn DS_NULLABLE on_token,
                                        void* DS_NULLABLE user_data, ds_tensor** out_ids);
 
+/** Prompts that are continued together. Zero is default; all tensors are in host memory. Since:
+ * 0.5.
+ */
+typedef struct ds_prompts {
+  int64_t struct_size; /**< sizeof(ds_prompts) of the caller's header */
+  /** token ids: int32 or int64 [tokens of all prompts], one prompt behind the other */
+  const ds_tensor* ids;
+  /** tokens of each prompt: int32 or int64 [prompts], each 1 or more, in sum those of `ids` */
+  const ds_tensor* counts;
+  int64_t at_once; /**< texts that go through the model together at most; 0 = 16 */
+} ds_prompts;
+/** A ds_prompts with nothing set. */
+#define DS_PROMPTS_INIT \
+  { (int64_t)sizeof(ds_prompts), 0, 0, 0 }
+
+/** A ds_text_reply_code. Since: 0.5. */
+typedef int32_t ds_text_reply;
+/** What a ds_text_token_fn returns; any other value is as DS_TEXTS_END. */
+enum ds_text_reply_code {
+  DS_TEXT_REPLY_UNKNOWN = -1,
+  DS_TEXT_GOES_ON = 0, /**< this text goes on */
+  DS_TEXT_ENDS = 1,    /**< this text is complete with the token; the others go on */
+  DS_TEXTS_END = 2     /**< the call ends with DS_ERR_CALLBACK */
+};
+/**
+ * Receives each new token of several texts, on the thread that makes the call; `text` is the index
+ * of its prompt. It must not use the generator or its model. Since: 0.5.
+ */
+typedef ds_text_reply (*ds_text_token_fn)(void* user_data, int64_t text, int32_t token);
+
+/**
+ * Continues several prompts together: each weight is read once for a token of all texts, and where
+ * one text ends the next prompt takes its place (iteration-level scheduling, Yu et al., Orca, OSDI
+ * 2022). Keys and values of a model on the CPU lie in blocks: of kv_block_tokens, else of 64
+ * tokens; where kv_pool_tokens has no room for all of a text, it waits for others to end.
+ * @param prompts     `ids` and `counts` are needed
+ * @param options     for each text, NULL for the defaults; text i has the seed options.seed + i
+ * @param on_token    called with each new token; may be NULL
+ * @param user_data   passed to `on_token`
+ * @param out_ids     int32 tensor [new tokens of all texts], one text behind the other in the order
+ * of their prompts, each as ds_generator_generate gives it
+ * @param out_counts  int64 tensor [prompts]: the new tokens of each
+ * On a CPU with `at_once` up to 16, text i is that of ds_generator_generate with its prompt and
+ * seed, bit for bit; with more, and on a GPU, sums may round in another order (on a GPU no work is
+ * recorded, either, and each text has room for the longest one).
+ * Errors: those of ds_generator_generate; DS_ERR_INVALID_ARGUMENT says which prompt is meant.
+ * ds_generator_interrupt ends the call. Since: 0.5.
+ */
+DS_API ds_status ds_generator_generate_batch(ds_generator* generator, const ds_prompts* prompts,
+                                             const ds_generate_options* DS_NULLABLE options,
+                                             ds_text_token_fn DS_NULLABLE on_token,
+                                             void* DS_NULLABLE user_data, ds_tensor** out_ids,
+                                             ds_tensor** out_counts);
+
 /**
  * Of a rank without a text of its own, among ranks that share experts: computes what the others'
- * texts need of its experts, until every rank's ds_generator_generate is done. Without other ranks
+ * texts need of its experts, until every rank's ds_generator_generate and
+ * ds_generator_generate_batch is done. Without other ranks
  * it returns at once.
  * Errors: DS_ERR_STATE, DS_ERR_COMM, DS_ERR_ABORTED. Since: 0.5.
  */
 DS_API ds_status ds_generator_take_part(ds_generator* generator);
 
 /**
- * Ends the ds_generator_generate that runs now before its next token, with DS_ERR_ABORTED; without
- * such a call nothing happens.
- * Threads: any, while another thread is inside a call. Since: 0.5.
+ * Ends the ds_generator_generate or ds_generator_generate_batch that runs now before its next
+ * token, with DS_ERR_ABORTED; without such a call nothing happens. Threads: any, while another
+ * thread is inside a call. Since: 0.5.
  */
 DS_API ds_status ds_generator_interrupt(ds_generator* generator);
 

@@ -71,16 +71,7 @@ class Generator : public detail::Handle<ds_generator, ds_generator_destroy> {
   // arrives here.
   std::vector<int32_t> generate(const Tensor& prompt, const GenerateOptions& options = {},
                                 const TokenFunction& on_token = {}) {
-    ds_generate_options plain = DS_GENERATE_OPTIONS_INIT;
-    plain.max_tokens = options.max_tokens;
-    plain.temperature = options.temperature;
-    plain.top_k = options.top_k;
-    plain.top_p = options.top_p;
-    plain.seed = options.seed;
-    plain.stop_token = options.stop_token.value_or(0);
-    plain.has_stop_token = options.stop_token.has_value();
-    plain.no_graphs = !options.graphs;
-
+    const ds_generate_options plain = plain_options(options);
     struct Context {
       const TokenFunction* function;
       std::exception_ptr thrown;
@@ -100,6 +91,55 @@ class Generator : public detail::Handle<ds_generator, ds_generator_destroy> {
     if (context.thrown) std::rethrow_exception(context.thrown);
     check(status);
     return Tensor(out).to_vector<int32_t>();
+  }
+
+  // New token ids of each prompt, of which at most `at_once` (0: 16) go through the model together.
+  // An exception thrown by `on_token` ends the call and arrives here.
+  std::vector<std::vector<int32_t>> generate_batch(const std::vector<std::vector<int32_t>>& prompts,
+                                                   const GenerateOptions& options = {},
+                                                   int64_t at_once = 0,
+                                                   const TextTokenFunction& on_token = {}) {
+    const ds_generate_options plain = plain_options(options);
+    std::vector<int32_t> ids;
+    std::vector<int64_t> counts;
+    for (const std::vector<int32_t>& prompt : prompts) {
+      ids.insert(ids.end(), prompt.begin(), prompt.end());
+      counts.push_back(static_cast<int64_t>(prompt.size()));
+    }
+    const Tensor all = Tensor::from(ids), each = Tensor::from(counts);
+    ds_prompts given = DS_PROMPTS_INIT;
+    given.ids = all.get();
+    given.counts = each.get();
+    given.at_once = at_once;
+    struct Context {
+      const TextTokenFunction* function;
+      std::exception_ptr thrown;
+    } context{&on_token, nullptr};
+    const ds_text_token_fn trampoline = [](void* user_data, int64_t text,
+                                           int32_t token) -> ds_text_reply {
+      auto& self = *static_cast<Context*>(user_data);
+      try {
+        return static_cast<ds_text_reply>((*self.function)(text, token) ? DS_TEXT_GOES_ON
+                                                                        : DS_TEXT_ENDS);
+      } catch (...) {
+        self.thrown = std::current_exception();
+        return DS_TEXTS_END;
+      }
+    };
+    ds_tensor* out_ids = nullptr;
+    ds_tensor* out_counts = nullptr;
+    const ds_status status = ds_generator_generate_batch(
+        get(), &given, &plain, on_token ? trampoline : nullptr, &context, &out_ids, &out_counts);
+    if (context.thrown) std::rethrow_exception(context.thrown);
+    check(status);
+    const std::vector<int32_t> tokens = Tensor(out_ids).to_vector<int32_t>();
+    std::vector<std::vector<int32_t>> texts;
+    auto at = tokens.begin();
+    for (const int64_t count : Tensor(out_counts).to_vector<int64_t>()) {
+      texts.emplace_back(at, at + static_cast<std::ptrdiff_t>(count));
+      at += static_cast<std::ptrdiff_t>(count);
+    }
+    return texts;
   }
 
   // Of a rank without a text, among ranks that share experts: until the others are done.
@@ -124,6 +164,20 @@ class Generator : public detail::Handle<ds_generator, ds_generator_destroy> {
     return Tensor(out);
   }
   Tensor hidden_states(const Tensor& ids) { return hidden_states(Batch{&ids}); }
+
+ private:
+  static ds_generate_options plain_options(const GenerateOptions& options) {
+    ds_generate_options plain = DS_GENERATE_OPTIONS_INIT;
+    plain.max_tokens = options.max_tokens;
+    plain.temperature = options.temperature;
+    plain.top_k = options.top_k;
+    plain.top_p = options.top_p;
+    plain.seed = options.seed;
+    plain.stop_token = options.stop_token.value_or(0);
+    plain.has_stop_token = options.stop_token.has_value();
+    plain.no_graphs = !options.graphs;
+    return plain;
+  }
 };
 
 }  // namespace libds

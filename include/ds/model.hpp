@@ -27,6 +27,9 @@ struct GenerateOptions {
 
 // Receives each new token; false stops the text, and generate() throws DS_ERR_CALLBACK.
 using TokenFunction = std::function<bool(int32_t token)>;
+// Receives each new token of several texts, by the index of their prompts; false ends this text,
+// and the others go on.
+using TextTokenFunction = std::function<bool(int64_t text, int32_t token)>;
 
 // One parameter of a program that computes its own gradients.
 struct Parameter {

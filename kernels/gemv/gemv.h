@@ -14,7 +14,7 @@
 
 namespace ds::kernels {
 
-inline constexpr int64_t kMaxGemvRows = 8;
+inline constexpr int64_t kMaxGemvRows = 16;
 
 struct Gemv {
   FloatType type = FloatType::kFloat32;  // of x, w and bias

@@ -6,6 +6,7 @@
 #include "capi/generator_object.h"
 #include "capi/generator_options.h"
 #include "capi/json_args.h"
+#include "capi/prompt_args.h"
 #include "capi/tensor_object.h"
 #include "capi/token_args.h"
 #include "engine/agreement.h"
@@ -60,6 +61,28 @@ std::function<bool(int32_t)> token_callback(GeneratorObject& generator, ds_token
       return on_token(user_data, token) == 0;
     } catch (...) {  // a C++ caller's mistake
       fail(Code::kCallback, "on_token threw an exception; return nonzero to stop");
+    }
+  };
+}
+
+// The same of several texts.
+std::function<infer::Reply(int64_t, int32_t)> text_callback(GeneratorObject& generator,
+                                                            ds_text_token_fn on_token,
+                                                            void* user_data) {
+  return [&generator, on_token, user_data](int64_t text, int32_t token) {
+    DS_CHECK(!generator.interrupted(), Code::kAborted, "the generation was interrupted");
+    if (on_token == nullptr) return infer::Reply::kGoOn;
+    try {
+      switch (on_token(user_data, text, token)) {
+        case DS_TEXT_GOES_ON:
+          return infer::Reply::kGoOn;
+        case DS_TEXT_ENDS:
+          return infer::Reply::kEndText;
+        default:
+          return infer::Reply::kEndAll;
+      }
+    } catch (...) {  // a C++ caller's mistake
+      fail(Code::kCallback, "on_token threw an exception; return DS_TEXTS_END to stop");
     }
   };
 }
@@ -261,6 +284,35 @@ ds_status ds_generator_generate(ds_generator* generator, const ds_tensor* prompt
     out = publish_tensor(
         id_tensor(infer::generate(model->context(), model->reader(), model->architecture(), ids,
                                   chosen, token_callback(model.generator(), on_token, user_data))));
+  });
+}
+
+ds_status ds_generator_generate_batch(ds_generator* generator, const ds_prompts* prompts,
+                                      const ds_generate_options* options, ds_text_token_fn on_token,
+                                      void* user_data, ds_tensor** out_ids,
+                                      ds_tensor** out_counts) {
+  return guard(__func__, [&] {
+    const RunningModel model(generator);
+    const PromptsArgument given(prompts);
+    ds_tensor*& ids = out_param(out_ids, "out_ids");
+    ds_tensor*& counts = out_param(out_counts, "out_counts");
+    infer::GenerateOptions chosen = generate_options(options);
+    chosen.kv = model.generator().kv();
+    chosen.ranks = model->pass_ranks();
+    model.generator().forget_interrupt();
+    const std::vector<std::vector<int32_t>> texts = infer::generate_batch(
+        model->context(), model->reader(), model->architecture(), given.prompts(), chosen,
+        {given.at_once()}, text_callback(model.generator(), on_token, user_data));
+    std::vector<int32_t> all;
+    std::vector<int64_t> lengths;
+    for (const std::vector<int32_t>& text : texts) {
+      all.insert(all.end(), text.begin(), text.end());
+      lengths.push_back(std::ssize(text));
+    }
+    Tensor tokens = id_tensor(all), each = count_tensor(lengths);
+    ReservedTensor first, second;
+    ids = first.give(std::move(tokens));
+    counts = second.give(std::move(each));
   });
 }
 

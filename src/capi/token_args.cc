@@ -28,13 +28,22 @@ std::vector<int32_t> id_list(const Tensor& tensor, const char* parameter) {
   return ids;
 }
 
-Tensor id_tensor(std::span<const int32_t> ids) {
+namespace {
+
+template <class T>
+Tensor list_tensor(std::span<const T> numbers, DType dtype) {
   CpuDeviceOptions options;
   options.cache = false;
-  Tensor tensor = Tensor::empty(make_cpu_device(options), DType::kInt32,
-                                {static_cast<int64_t>(ids.size())}, MemoryTag::kOther);
-  if (!ids.empty()) std::memcpy(tensor.raw(), ids.data(), ids.size_bytes());
+  Tensor tensor =
+      Tensor::empty(make_cpu_device(options), dtype, {std::ssize(numbers)}, MemoryTag::kOther);
+  if (!numbers.empty()) std::memcpy(tensor.raw(), numbers.data(), numbers.size_bytes());
   return tensor;
 }
+
+}  // namespace
+
+Tensor id_tensor(std::span<const int32_t> ids) { return list_tensor(ids, DType::kInt32); }
+
+Tensor count_tensor(std::span<const int64_t> counts) { return list_tensor(counts, DType::kInt64); }
 
 }  // namespace ds::capi

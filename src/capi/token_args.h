@@ -14,5 +14,7 @@ std::vector<int32_t> id_list(const Tensor& tensor, const char* parameter);
 
 // A list as int32 tensor [count], in memory of its own.
 Tensor id_tensor(std::span<const int32_t> ids);
+// Numbers of tokens as int64 tensor [count], likewise.
+Tensor count_tensor(std::span<const int64_t> counts);
 
 }  // namespace ds::capi

@@ -1,6 +1,7 @@
 #include "infer/decoder.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "models/inputs.h"
@@ -16,14 +17,20 @@ OpContext with_own_attention(OpContext ctx) {
   return ctx;
 }
 
-KvCache make_cache(const OpContext& ctx, const models::ArchitectureInfo& info, int64_t capacity,
-                   DType compute, const KvOptions& options) {
+// Of several texts: large enough to cost no time, small enough for texts to differ.
+constexpr int64_t kBlockTokens = 64;
+
+KvCache make_cache(const OpContext& ctx, const models::ArchitectureInfo& info,
+                   const Decoder::Room& room, DType compute, const KvOptions& options) {
   check_kv(options, info, *ctx.device);
   const DType dtype = options.codes ? DType::kInt8 : compute;
   KvBlockOptions blocks = options.blocks;
-  if (blocks.block_tokens == 0) return {ctx.device, info, 1, capacity, dtype};
-  blocks.block_tokens = std::min(blocks.block_tokens, capacity);
-  return {std::make_shared<KvBlockPool>(ctx.device, info, dtype, blocks), 1, capacity};
+  if (blocks.block_tokens == 0 && room.texts > 1 && ctx.device->kind() == DeviceKind::kCpu) {
+    blocks.block_tokens = kBlockTokens;
+  }
+  if (blocks.block_tokens == 0) return {ctx.device, info, room.texts, room.tokens, dtype};
+  blocks.block_tokens = std::min(blocks.block_tokens, room.tokens);
+  return {std::make_shared<KvBlockPool>(ctx.device, info, dtype, blocks), room.texts, room.tokens};
 }
 
 }  // namespace
@@ -45,36 +52,53 @@ Tensor to_fp32(const OpContext& ctx, const Tensor& x) {
 OpContext host_of(const OpContext& ctx) { return {host_memory_of(ctx.device), ctx.pool}; }
 
 Decoder::Decoder(const OpContext& ctx, nn::ParameterReader& weights,
-                 const models::Architecture& model, int64_t capacity,
+                 const models::Architecture& model, const Room& room,
                  const GenerateOptions& options)
     : ctx_(with_own_attention(ctx)),
       host_(host_of(ctx)),
       weights_(weights),
       model_(model),
       experts_(options.ranks.experts),
-      cache_(make_cache(ctx, model.info(), capacity, weights.compute_type(), options.kv)) {
-  if (options.graphs) graphs_ = DecodeGraphs::make(ctx.device, weights, model.info());
+      cache_(make_cache(ctx, model.info(), room, weights.compute_type(), options.kv)) {
+  // What is recorded is a token of one text.
+  if (options.graphs && room.texts == 1) {
+    graphs_ = DecodeGraphs::make(ctx.device, weights, model.info());
+  }
 }
 
-std::span<const float> Decoder::feed(std::span<const int32_t> tokens) {
-  const auto n = static_cast<int64_t>(tokens.size());
-  if (graphs_ && n == 1 && feed_recorded(tokens.front())) return fetch(graphs_->logits());
+std::span<const float> Decoder::feed(int64_t text, std::span<const int32_t> tokens) {
+  if (graphs_ && tokens.size() == 1 && feed_recorded(tokens.front())) {
+    return fetch(graphs_->logits());
+  }
+  if (cache_.batch() > 1) cache_.choose(text, 1);
+  return fetch(to_fp32(ctx_, logits(batch_of(tokens), inference_options())));
+}
+
+std::span<const float> Decoder::feed_each(std::span<const int32_t> tokens) {
+  cache_.choose(0, std::ssize(tokens));
   return fetch(to_fp32(ctx_, logits(batch_of(tokens), inference_options())));
 }
 
 models::Batch Decoder::batch_of(std::span<const int32_t> tokens) {
-  const auto n = static_cast<int64_t>(tokens.size());
+  const std::vector<int64_t>& lengths = cache_.lengths();
+  const int64_t texts = std::ssize(lengths), n = std::ssize(tokens) / texts;
   models::Batch batch;
-  batch.ids = host_.workspace(DType::kInt32, {1, n});
+  batch.ids = host_.workspace(DType::kInt32, {texts, n});
   std::copy(tokens.begin(), tokens.end(), batch.ids.data<int32_t>());
-  batch.position_ids = models::position_ids(host_, 1, n, cache_.length(0));
+  batch.position_ids = host_.workspace(DType::kInt32, {texts, n});
+  auto* positions = batch.position_ids.data<int32_t>();
+  for (const int64_t length : lengths) {
+    std::iota(positions, positions + n, static_cast<int32_t>(length));
+    positions += n;
+  }
   // Tables are made for as many positions as recorded work will ask for.
-  if (graphs_) batch.positions = DecodeGraphs::room_for(cache_.length(0) + n, cache_.capacity());
+  if (graphs_) batch.positions = DecodeGraphs::room_for(lengths.front() + n, cache_.capacity());
   return models::to_device(std::move(batch), ctx_.device);
 }
 
 void Decoder::take_part() {
-  forget();
+  if (cache_.batch() > 1) cache_.choose(0, 1);
+  forget(0);
   const int32_t any = 0;
   logits(batch_of({&any, 1}), inference_options(), true);
 }

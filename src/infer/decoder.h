@@ -1,4 +1,4 @@
-// Decodes one sequence: keeps what it has seen in a key-value cache and gives the logits that
+// Decodes texts: keeps what it has seen of them in a key-value cache and gives the logits that
 // follow.
 #pragma once
 
@@ -21,21 +21,32 @@ OpContext host_of(const OpContext& ctx);
 
 class Decoder {
  public:
-  // Store and model outlive it. Of the options it needs `graphs`, `kv` and `ranks`.
+  struct Room {
+    int64_t texts = 1;   // at once
+    int64_t tokens = 0;  // of each
+  };
+  // Store and model outlive it. Of the options it needs `graphs`, `kv` and `ranks`. On a CPU
+  // several texts are in blocks.
   Decoder(const OpContext& ctx, nn::ParameterReader& weights, const models::Architecture& model,
-          int64_t capacity, const GenerateOptions& options);
+          const Room& room, const GenerateOptions& options);
 
-  bool full() const { return cache_.length(0) == cache_.capacity(); }
-  void forget() { cache_.shorten(0, 0); }
+  int64_t length(int64_t text) const { return cache_.length(text); }
+  void forget(int64_t text) { cache_.shorten(text, 0); }
+  // Whether texts may change places.
+  bool in_blocks() const { return cache_.in_blocks(); }
+  void exchange(int64_t a, int64_t b) { cache_.exchange(a, b); }
 
-  // Feeds tokens and returns the logits that follow the last one, until the next call.
-  std::span<const float> feed(std::span<const int32_t> tokens);
+  // Feeds tokens of one text and returns the logits that follow the last one, until the next call.
+  std::span<const float> feed(int64_t text, std::span<const int32_t> tokens);
+  // Feeds a token of each of the first texts: the logits of one after the other.
+  std::span<const float> feed_each(std::span<const int32_t> tokens);
   // A pass that other ranks make for a text of theirs. What was fed so far is forgotten.
   void take_part();
 
  private:
   Tensor logits(const models::Batch& batch, const nn::TapeOptions& options,
                 bool for_others = false);
+  // As many tokens of each chosen text.
   models::Batch batch_of(std::span<const int32_t> tokens);
   bool feed_recorded(int32_t token);
   std::span<const float> fetch(const Tensor& from);

@@ -1,4 +1,4 @@
-// Continues one sequence, token by token, with a key-value cache.
+// Continues texts, token by token, with a key-value cache.
 #pragma once
 
 #include <functional>
@@ -33,6 +33,26 @@ std::vector<int32_t> generate(const OpContext& ctx, nn::ParameterReader& weights
                               const models::Architecture& architecture,
                               std::span<const int32_t> prompt, const GenerateOptions& options,
                               const std::function<bool(int32_t)>& on_token);
+
+// What a caller answers to a token of one of several texts.
+enum class Reply { kGoOn, kEndText, kEndAll };
+
+// Products of up to so many rows sum in the order of one row's (ops::few_rows).
+inline constexpr int64_t kBatchWithSameBits = 16;
+
+struct BatchOptions {
+  int64_t at_once = kBatchWithSameBits;  // texts in one pass at most
+};
+
+// Continues several prompts, of which at most `at_once` are in a pass together: each weight is read
+// once for all of them, and where one text ends the next prompt takes its place. Text i is that of
+// generate() with the seed options.seed + i, bit for bit up to kBatchWithSameBits texts at once on
+// a CPU. Fewer go together where the pool of blocks has no room for all. A prompt that is refused
+// refuses all. kEndAll stops with kCallback. Ranks that make passes together: as generate().
+std::vector<std::vector<int32_t>> generate_batch(
+    const OpContext& ctx, nn::ParameterReader& weights, const models::Architecture& architecture,
+    std::span<const std::span<const int32_t>> prompts, const GenerateOptions& options,
+    const BatchOptions& batch, const std::function<Reply(int64_t text, int32_t token)>& on_token);
 
 // The part of a rank that has no text of its own; nothing where there are no other ranks.
 void take_part(const OpContext& ctx, nn::ParameterReader& weights,

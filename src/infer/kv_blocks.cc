@@ -79,25 +79,40 @@ int64_t KvBlockTable::needed(int64_t length) const {
   return (length + pool_->block_tokens() - 1) / pool_->block_tokens();
 }
 
-void KvBlockTable::cover(const std::vector<int64_t>& lengths, int64_t tokens) {
+void KvBlockTable::cover(int64_t first, const std::vector<int64_t>& lengths, int64_t tokens) {
   int64_t missing = 0, columns = 0;
-  for (size_t b = 0; b < blocks_.size(); ++b) {
-    const int64_t own = needed(lengths[b] + tokens);
-    missing += std::max<int64_t>(0, own - static_cast<int64_t>(blocks_[b].size()));
+  const auto blocks_of = [&](size_t i) -> std::vector<int>& {
+    return blocks_[static_cast<size_t>(first) + i];
+  };
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    const int64_t own = needed(lengths[i] + tokens);
+    missing += std::max<int64_t>(0, own - std::ssize(blocks_of(i)));
     columns = std::max(columns, own);
   }
   if (missing == 0) return;
   pool_->check_free(missing, str_cat("for ", tokens, " tokens behind ",
                                      *std::max_element(lengths.begin(), lengths.end())));
   make_table(columns);
-  for (size_t b = 0; b < blocks_.size(); ++b) {
-    const int64_t own = needed(lengths[b] + tokens);
-    blocks_[b].reserve(static_cast<size_t>(own));
-    for (auto column = static_cast<int64_t>(blocks_[b].size()); column < own; ++column) {
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    const int64_t own = needed(lengths[i] + tokens);
+    std::vector<int>& blocks = blocks_of(i);
+    blocks.reserve(static_cast<size_t>(own));
+    for (int64_t column = std::ssize(blocks); column < own; ++column) {
       any_ = pool_->take();
-      blocks_[b].push_back(any_);
-      write(static_cast<int64_t>(b), column, any_);
+      blocks.push_back(any_);
+      write(first + static_cast<int64_t>(i), column, any_);
     }
+  }
+}
+
+void KvBlockTable::exchange(int64_t a, int64_t b) {
+  std::swap(blocks_[static_cast<size_t>(a)], blocks_[static_cast<size_t>(b)]);
+  if (!table_) return;
+  const int64_t batch = table_.size(2), columns = table_.size(3);
+  auto* const data = table_.data<int64_t>();
+  for (int64_t part = 0; part < table_.size(0) * table_.size(1); ++part) {
+    int64_t* const rows = data + part * batch * columns;
+    std::swap_ranges(rows + a * columns, rows + (a + 1) * columns, rows + b * columns);
   }
 }
 
@@ -140,8 +155,8 @@ void KvBlockTable::write(int64_t sequence, int64_t column, std::optional<int> bl
   }
 }
 
-ops::TokenBlocks KvBlockTable::blocks(int layer, int64_t room) const {
-  const Tensor own = table_.select(0, layer);
+ops::TokenBlocks KvBlockTable::blocks(int layer, int64_t room, int64_t first, int64_t count) const {
+  const Tensor own = table_.select(0, layer).slice(1, first, first + count);
   ops::TokenBlocks blocks{own.select(0, 0), own.select(0, 1), room};
   if (own.size(0) > 2) {
     blocks.key_scales = own.select(0, 2);

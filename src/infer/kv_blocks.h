@@ -68,13 +68,15 @@ class KvBlockTable {
   KvBlockTable(const KvBlockTable&) = delete;
   KvBlockTable& operator=(const KvBlockTable&) = delete;
 
-  // Takes what the sequences lack for `tokens` behind their `lengths`; throws kOutOfMemory, with
-  // nothing taken, where the pool has fewer.
-  void cover(const std::vector<int64_t>& lengths, int64_t tokens);
+  // Takes what the sequences from `first` on lack for `tokens` behind their `lengths`; throws
+  // kOutOfMemory, with nothing taken, where the pool has fewer.
+  void cover(int64_t first, const std::vector<int64_t>& lengths, int64_t tokens);
   // Gives back what lies behind the first `length` tokens of a sequence.
   void cut(int64_t sequence, int64_t length);
-  // Of a layer, as operators read it.
-  ops::TokenBlocks blocks(int layer, int64_t room) const;
+  // Two sequences change places.
+  void exchange(int64_t a, int64_t b);
+  // Of a layer and `count` sequences from `first` on, as operators read it.
+  ops::TokenBlocks blocks(int layer, int64_t room, int64_t first, int64_t count) const;
   // A block of the layer, after cover().
   Tensor tokens(int layer, int part) const { return pool_->tokens(any_, layer, part); }
   Tensor scales(int layer, int part) const { return pool_->scales(any_, layer, part); }

@@ -26,12 +26,13 @@ Batch to_device(Batch batch, const std::shared_ptr<Device>& device) {
 
 namespace {
 
-// The last position of one decoded sequence. Only the generator asks for this, one sequence at a
-// time, so rows need no copy.
+// The last position of decoded sequences. Only the generator asks for this, of one sequence or of
+// one token of each, so rows need no copy.
 ResidualStream last_position(const Tape& tape, const ResidualStream& s) {
-  DS_CHECK(!tape.recording() && s.x.data.size(0) == 1, Code::kInternal,
-           "logits of the last position alone are for decoding one sequence");
   const int64_t n = s.x.data.size(1);
+  if (n == 1) return s;
+  DS_CHECK(!tape.recording() && s.x.data.size(0) == 1, Code::kInternal,
+           "logits of the last position alone are for decoding one sequence, or a token of each");
   const auto last = [n](const Value& v) {
     return v ? Value{v.data.slice(1, n - 1, n), nullptr} : v;
   };

@@ -6,8 +6,11 @@
 namespace ds::ops {
 
 bool few_rows(const Tensor& x) {
+  // On a GPU the products of more rows are the vendor's.
+  constexpr int64_t kMostOnGpu = 8;
   const int64_t rows = row_count(x);
-  return rows > 0 && rows <= kernels::kMaxGemvRows;
+  const bool on_gpu = x.storage() && x.storage()->device_kind() == DeviceKind::kCuda;
+  return rows > 0 && rows <= (on_gpu ? kMostOnGpu : kernels::kMaxGemvRows);
 }
 
 void gemv(const OpContext& ctx, const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y) {

@@ -6,7 +6,8 @@
 
 namespace ds::ops {
 
-// Whether gemv takes so many rows: x [..., K] with at least one and at most 8 of them.
+// Whether x [..., K] has rows, and so few that products read each weight once for all of them: on a
+// CPU up to 16, on a GPU up to 8.
 bool few_rows(const Tensor& x);
 
 // y[..., N] = x[..., K] * w[N, K]^T + bias[N] for few rows. `bias` may be empty. y has the type of

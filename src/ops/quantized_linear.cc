@@ -5,6 +5,7 @@
 #include "kernels/gemv/gemv.h"
 #include "kernels/quantize/quantize.h"
 #include "kernels/quantize/quantized_matmul.h"
+#include "ops/gemv.h"
 #include "ops/linear_checks.h"
 #include "ops/product.h"
 #include "ops/reduce.h"
@@ -156,7 +157,7 @@ void quantized_linear(const OpContext& ctx, const Tensor& x, const QuantizedWeig
   check_product(op, x, w.shape, bias, y);
   if (y.elements() == 0) return;
   const kernels::QuantizedMatrix matrix = kernel_matrix(op, w);
-  if (row_count(x) > kernels::kMaxGemvRows) {
+  if (!few_rows(x)) {
     const bool codes = w.options.int8_activations && ctx.device->kind() == DeviceKind::kCpu &&
                        kernels::quantized_matmul_runs(matrix);
     return codes ? multiply_codes(ctx, x, matrix, bias, y) : multiply_many(ctx, x, matrix, bias, y);

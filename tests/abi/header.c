@@ -7,6 +7,7 @@ int64_t header_is_usable(const ds_tensor* tensor, ds_step_report* report);
 int64_t header_is_usable(const ds_tensor* tensor, ds_step_report* report) {
   const ds_allocator of_allocator = DS_ALLOCATOR_INIT;
   const ds_batch of_batch = DS_BATCH_INIT;
+  const ds_prompts of_prompts = DS_PROMPTS_INIT;
   const ds_collective of_collective = DS_COLLECTIVE_INIT;
   const ds_comm_info of_comm_info = DS_COMM_INFO_INIT;
   const ds_dataset_info of_dataset_info = DS_DATASET_INFO_INIT;
@@ -24,11 +25,12 @@ int64_t header_is_usable(const ds_tensor* tensor, ds_step_report* report) {
   const ds_tensor_info of_tensor_info = DS_TENSOR_INFO_INIT;
   const ds_tokenizer_info of_tokenizer_info = DS_TOKENIZER_INFO_INIT;
   report->struct_size = (int64_t)sizeof(ds_step_report);
-  return of_allocator.struct_size + of_batch.struct_size + of_collective.struct_size +
-         of_comm_info.struct_size + of_dataset_info.struct_size + of_engine_info.struct_size +
-         of_generate_options.struct_size + of_generator_info.struct_size +
-         of_model_info.struct_size + of_optimizer_info.struct_size + of_parameter_info.struct_size +
-         of_parameter.struct_size + of_step_report.struct_size + of_store.struct_size +
-         of_tensor_info.struct_size + of_tokenizer_info.struct_size + of_io_info.struct_size +
-         of_io_transfer.struct_size + (tensor != 0) + DS_OK + report->applied;
+  return of_allocator.struct_size + of_batch.struct_size + of_prompts.struct_size +
+         of_collective.struct_size + of_comm_info.struct_size + of_dataset_info.struct_size +
+         of_engine_info.struct_size + of_generate_options.struct_size +
+         of_generator_info.struct_size + of_model_info.struct_size + of_optimizer_info.struct_size +
+         of_parameter_info.struct_size + of_parameter.struct_size + of_step_report.struct_size +
+         of_store.struct_size + of_tensor_info.struct_size + of_tokenizer_info.struct_size +
+         of_io_info.struct_size + of_io_transfer.struct_size + (tensor != 0) + DS_OK +
+         report->applied;
 }

@@ -133,6 +133,11 @@ OFFSET(ds_generate_options, has_stop_token, 52);
 OFFSET(ds_generate_options, no_graphs, 56);
 OFFSET(ds_generate_options, reserved, 60);
 
+SIZE(ds_prompts, 32);
+OFFSET(ds_prompts, struct_size, 0);
+OFFSET(ds_prompts, ids, 8);
+OFFSET(ds_prompts, counts, 16);
+OFFSET(ds_prompts, at_once, 24);
 SIZE(ds_batch, 48);
 OFFSET(ds_batch, struct_size, 0);
 OFFSET(ds_batch, ids, 8);

@@ -180,6 +180,22 @@ std::vector<Call> generator_calls() {
                                       nullptr, p<ds_tensor*>(a, 2));
        },
        [](World& world, Arguments& a) { a[1] = world.list; }},
+      {"ds_generator_generate_batch",
+       {in(kGenerator, "generator"), in(kTensor, "prompts.ids"), in(kTensor, "prompts.counts"),
+        out(kTensor, "out_ids"), out(kTensor, "out_counts")},
+       [](const Arguments& a) {
+         ds_generate_options options = DS_GENERATE_OPTIONS_INIT;
+         options.max_tokens = 3;
+         ds_prompts prompts = DS_PROMPTS_INIT;
+         prompts.ids = p<ds_tensor>(a, 1);
+         prompts.counts = p<ds_tensor>(a, 2);
+         return ds_generator_generate_batch(p<ds_generator>(a, 0), &prompts, &options, nullptr,
+                                            nullptr, p<ds_tensor*>(a, 3), p<ds_tensor*>(a, 4));
+       },
+       [](World& world, Arguments& a) {
+         a[1] = world.list;
+         a[2] = world.counts;
+       }},
       {"ds_generator_take_part",
        {in(kGenerator, "generator")},
        [](const Arguments& a) { return ds_generator_take_part(p<ds_generator>(a, 0)); }},

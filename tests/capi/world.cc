@@ -121,6 +121,7 @@ World::World() {
   EXPECT_DS_OK(ds_tensor_write(tensor, values, sizeof(values)));
   ids = make_ids(kBatch, 8, 11);
   list = make_list({72, 101, 108, 108, 111});
+  counts = make_list({2, 3});
   EXPECT_DS_OK(ds_comm_create(0, 1, nullptr, nullptr, &comm));
   ds_collective barrier{};
   barrier.struct_size = sizeof(barrier);
@@ -146,6 +147,7 @@ World::~World() {
   ds_tensor_destroy(tensor);
   ds_tensor_destroy(ids);
   ds_tensor_destroy(list);
+  ds_tensor_destroy(counts);
   ds_comm_destroy(comm);
   ds_work_destroy(work);
   ds_tokenizer_destroy(tokenizer);

@@ -73,6 +73,7 @@ class World {
   ds_tensor* tensor = nullptr;  // float32 [2, 3], numbered
   ds_tensor* ids = nullptr;     // int32 [kBatch, 8]
   ds_tensor* list = nullptr;    // int32 [5]
+  ds_tensor* counts = nullptr;  // int32 [2]: 2 and 3 of them
   ds_comm* comm = nullptr;
   ds_work* work = nullptr;  // a barrier that is over
   ds_tokenizer* tokenizer = nullptr;

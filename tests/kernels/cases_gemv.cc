@@ -72,9 +72,10 @@ OpCase timed(DType dtype, const Sizes& s) {
 std::vector<OpCase> gemv_cases() {
   std::vector<OpCase> rows;
   for (const DType dtype : kFloatTypes) {
-    for (const Sizes& s : {Sizes{1, 1, 1}, Sizes{1, 3, 16}, Sizes{2, 5, 31}, Sizes{3, 4, 32},
-                           Sizes{4, 17, 33}, Sizes{5, 8, 65}, Sizes{6, 9, 7}, Sizes{7, 70, 129},
-                           Sizes{8, 33, 1000}, Sizes{1, 700, 768}, Sizes{3, 2, 0}}) {
+    for (const Sizes& s :
+         {Sizes{1, 1, 1}, Sizes{1, 3, 16}, Sizes{2, 5, 31}, Sizes{3, 4, 32}, Sizes{4, 17, 33},
+          Sizes{5, 8, 65}, Sizes{6, 9, 7}, Sizes{7, 70, 129}, Sizes{8, 33, 1000},
+          Sizes{13, 70, 129}, Sizes{16, 33, 1000}, Sizes{1, 700, 768}, Sizes{3, 2, 0}}) {
       OpCase row;
       row.name = row_name(dtype, s);
       row.check = [=](const OpContext& ctx, uint64_t seed) { return check(ctx, seed, dtype, s); };

@@ -163,7 +163,7 @@ std::vector<OpCase> quantize_cases() {
     for (const ops::QuantizeOptions& form : forms) {
       for (const Sizes& s :
            {Sizes{1, 1, 1}, Sizes{2, 17, 31}, Sizes{3, 32, 64}, Sizes{4, 5, 72}, Sizes{7, 49, 136},
-            Sizes{8, 33, 200}, Sizes{5, 18, 1300}, Sizes{21, 70, 130}}) {
+            Sizes{8, 33, 200}, Sizes{5, 18, 1300}, Sizes{14, 40, 70}, Sizes{21, 70, 130}}) {
         OpCase row;
         row.name = row_name(dtype, form, s);
         row.check = [=](const OpContext& ctx, uint64_t seed) {

@@ -2914,8 +2914,8 @@ extern "C" {
     #[doc = " and everything that is no expert, and reads no other from the model's files. Rows of tokens go to"]
     #[doc = " the ranks that hold the experts which they chose (docs/experts.md). Every rank of the group makes"]
     #[doc = " this call, with the same model and form; then every rank makes each call of"]
-    #[doc = " ds_generator_generate, or ds_generator_take_part in its place, of ds_generator_logits and of"]
-    #[doc = " ds_generator_hidden_states, with texts and batches of its own."]
+    #[doc = " ds_generator_generate, or ds_generator_generate_batch or ds_generator_take_part in its place, of"]
+    #[doc = " ds_generator_logits and of ds_generator_hidden_states, with texts and batches of its own."]
     #[doc = " @param model         must not be trained by an engine"]
     #[doc = " @param options_json  as for ds_generator_create, but \"weights\" is \"fp32\" by default and cannot be"]
     #[doc = "     \"model\"; and \"expert_parallel\": {\"enabled\": true, \"autoep_size\": n}: so many ranks, one after"]
@@ -3453,17 +3453,168 @@ extern "C" {
         out_ids: *mut *mut ds_tensor,
     ) -> ds_status;
 }
+#[doc = " Prompts that are continued together. Zero is default; all tensors are in host memory. Since:"]
+#[doc = " 0.5."]
+#[repr(C)]
+pub struct ds_prompts {
+    #[doc = "< sizeof(ds_prompts) of the caller's header"]
+    pub struct_size: i64,
+    #[doc = " token ids: int32 or int64 [tokens of all prompts], one prompt behind the other"]
+    pub ids: *const ds_tensor,
+    #[doc = " tokens of each prompt: int32 or int64 [prompts], each 1 or more, in sum those of `ids`"]
+    pub counts: *const ds_tensor,
+    #[doc = "< texts that go through the model together at most; 0 = 16"]
+    pub at_once: i64,
+}
+#[test]
+fn bindgen_test_layout_ds_prompts() {
+    assert_eq!(
+        ::std::mem::size_of::<ds_prompts>(),
+        32usize,
+        concat!("Size of: ", stringify!(ds_prompts))
+    );
+    assert_eq!(
+        ::std::mem::align_of::<ds_prompts>(),
+        8usize,
+        concat!("Alignment of ", stringify!(ds_prompts))
+    );
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_prompts>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_prompts),
+                "::",
+                stringify!(struct_size)
+            )
+        );
+    }
+    test_field_struct_size();
+    fn test_field_ids() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_prompts>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).ids) as usize - ptr as usize
+            },
+            8usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_prompts),
+                "::",
+                stringify!(ids)
+            )
+        );
+    }
+    test_field_ids();
+    fn test_field_counts() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_prompts>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).counts) as usize - ptr as usize
+            },
+            16usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_prompts),
+                "::",
+                stringify!(counts)
+            )
+        );
+    }
+    test_field_counts();
+    fn test_field_at_once() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_prompts>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).at_once) as usize - ptr as usize
+            },
+            24usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_prompts),
+                "::",
+                stringify!(at_once)
+            )
+        );
+    }
+    test_field_at_once();
+}
+impl Default for ds_prompts {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[doc = " A ds_text_reply_code. Since: 0.5."]
+pub type ds_text_reply = i32;
+pub const DS_TEXT_REPLY_UNKNOWN: ds_text_reply_code = -1;
+#[doc = "< this text goes on"]
+pub const DS_TEXT_GOES_ON: ds_text_reply_code = 0;
+#[doc = "< this text is complete with the token; the others go on"]
+pub const DS_TEXT_ENDS: ds_text_reply_code = 1;
+#[doc = "< the call ends with DS_ERR_CALLBACK"]
+pub const DS_TEXTS_END: ds_text_reply_code = 2;
+#[doc = " What a ds_text_token_fn returns; any other value is as DS_TEXTS_END."]
+pub type ds_text_reply_code = ::std::os::raw::c_int;
+#[doc = " Receives each new token of several texts, on the thread that makes the call; `text` is the index"]
+#[doc = " of its prompt. It must not use the generator or its model. Since: 0.5."]
+pub type ds_text_token_fn = ::std::option::Option<
+    unsafe extern "C" fn(
+        user_data: *mut ::std::os::raw::c_void,
+        text: i64,
+        token: i32,
+    ) -> ds_text_reply,
+>;
+extern "C" {
+    #[doc = " Continues several prompts together: each weight is read once for a token of all texts, and where"]
+    #[doc = " one text ends the next prompt takes its place (iteration-level scheduling, Yu et al., Orca, OSDI"]
+    #[doc = " 2022). Keys and values of a model on the CPU lie in blocks: of kv_block_tokens, else of 64"]
+    #[doc = " tokens; where kv_pool_tokens has no room for all of a text, it waits for others to end."]
+    #[doc = " @param prompts     `ids` and `counts` are needed"]
+    #[doc = " @param options     for each text, NULL for the defaults; text i has the seed options.seed + i"]
+    #[doc = " @param on_token    called with each new token; may be NULL"]
+    #[doc = " @param user_data   passed to `on_token`"]
+    #[doc = " @param out_ids     int32 tensor [new tokens of all texts], one text behind the other in the order"]
+    #[doc = " of their prompts, each as ds_generator_generate gives it"]
+    #[doc = " @param out_counts  int64 tensor [prompts]: the new tokens of each"]
+    #[doc = " On a CPU with `at_once` up to 16, text i is that of ds_generator_generate with its prompt and"]
+    #[doc = " seed, bit for bit; with more, and on a GPU, sums may round in another order (on a GPU no work is"]
+    #[doc = " recorded, either, and each text has room for the longest one)."]
+    #[doc = " Errors: those of ds_generator_generate; DS_ERR_INVALID_ARGUMENT says which prompt is meant."]
+    #[doc = " ds_generator_interrupt ends the call. Since: 0.5."]
+    pub fn ds_generator_generate_batch(
+        generator: *mut ds_generator,
+        prompts: *const ds_prompts,
+        options: *const ds_generate_options,
+        on_token: ds_text_token_fn,
+        user_data: *mut ::std::os::raw::c_void,
+        out_ids: *mut *mut ds_tensor,
+        out_counts: *mut *mut ds_tensor,
+    ) -> ds_status;
+}
 extern "C" {
     #[doc = " Of a rank without a text of its own, among ranks that share experts: computes what the others'"]
-    #[doc = " texts need of its experts, until every rank's ds_generator_generate is done. Without other ranks"]
+    #[doc = " texts need of its experts, until every rank's ds_generator_generate and"]
+    #[doc = " ds_generator_generate_batch is done. Without other ranks"]
     #[doc = " it returns at once."]
     #[doc = " Errors: DS_ERR_STATE, DS_ERR_COMM, DS_ERR_ABORTED. Since: 0.5."]
     pub fn ds_generator_take_part(generator: *mut ds_generator) -> ds_status;
 }
 extern "C" {
-    #[doc = " Ends the ds_generator_generate that runs now before its next token, with DS_ERR_ABORTED; without"]
-    #[doc = " such a call nothing happens."]
-    #[doc = " Threads: any, while another thread is inside a call. Since: 0.5."]
+    #[doc = " Ends the ds_generator_generate or ds_generator_generate_batch that runs now before its next"]
+    #[doc = " token, with DS_ERR_ABORTED; without such a call nothing happens. Threads: any, while another"]
+    #[doc = " thread is inside a call. Since: 0.5."]
     pub fn ds_generator_interrupt(generator: *mut ds_generator) -> ds_status;
 }
 #[doc = " Sequences that go through a model together. Zero is default; all tensors are in host memory."]
