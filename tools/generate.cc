@@ -1,4 +1,4 @@
-// `ds generate`: continues a prompt and prints the text as it comes.
+// `ds generate`: continues a prompt and prints the text as it comes, or several together.
 #include <unistd.h>
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <iostream>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,7 @@
 #include "inference_weights.h"
 #include "model_files.h"
 #include "signals.h"
-#include "stop_text.h"
+#include "token_text.h"
 
 namespace tool {
 namespace {
@@ -24,6 +25,8 @@ namespace {
 struct Options {
   std::string model;
   std::string prompt;
+  std::string prompts;  // a file with a prompt in each line; empty = one prompt
+  int64_t at_once = 0;
   std::string tokenizer;
   int64_t max_tokens = 64;
   double temperature = 0.8;
@@ -38,60 +41,23 @@ struct Options {
   bool stats = false;
 };
 
-// Prints tokens as text. A character may need several tokens: what is not complete waits.
+// Prints tokens as text.
 class TextStream {
  public:
   TextStream(const libds::Tokenizer& tokenizer, const std::vector<std::string>& stops)
-      : tokenizer_(tokenizer), terminal_(isatty(STDOUT_FILENO) != 0), stop_(stops) {}
+      : terminal_(isatty(STDOUT_FILENO) != 0), text_(tokenizer, stops) {}
 
   // Whether one of the texts that end it has come.
-  bool stopped() const { return stop_.stopped(); }
-
-  void token(int32_t id) {
-    waiting_.push_back(id);
-    const std::string text = tokenizer_.decode(waiting_);
-    const size_t complete = waiting_.size() < kLongestWait ? complete_size(text) : text.size();
-    print(text, complete);
-    if (complete == text.size()) restart();
-  }
-
-  void finish() {
-    const std::string text = tokenizer_.decode(waiting_);
-    print(text, text.size());
-    restart();
-    show(stop_.rest());
-  }
+  bool stopped() const { return text_.stopped(); }
+  void token(int32_t id) { show(text_.token(id)); }
+  void finish() { show(text_.finish()); }
 
  private:
-  // Tokens that are decoded together at most, however broken their bytes are.
-  static constexpr size_t kLongestWait = 64;
-  static constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
-
-  // Size without the last characters that a following byte may still repair: at most three bytes
-  // of a character are missing its end, each of which decodes to U+FFFD.
-  static size_t complete_size(std::string_view text) {
-    size_t size = text.size();
-    for (int i = 0; i < 3; ++i) {
-      if (size < kReplacement.size() ||
-          text.substr(size - kReplacement.size(), kReplacement.size()) != kReplacement) {
-        break;
-      }
-      size -= kReplacement.size();
-    }
-    return size;
-  }
-
   // What a model makes up must not steer a terminal.
   static void hide_controls(std::string& text) {
     for (char& c : text) {
       if ((static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t') || c == 0x7f) c = '?';
     }
-  }
-
-  void print(const std::string& text, size_t end) {
-    if (end <= printed_) return;
-    show(stop_.add(std::string_view(text).substr(printed_, end - printed_)));
-    printed_ = end;
   }
 
   void show(std::string part) const {
@@ -100,17 +66,23 @@ class TextStream {
     std::fflush(stdout);
   }
 
-  void restart() {
-    waiting_.clear();
-    printed_ = 0;
-  }
-
-  const libds::Tokenizer& tokenizer_;
   const bool terminal_;
-  StopText stop_;
-  std::vector<int32_t> waiting_;
-  size_t printed_ = 0;
+  TokenText text_;
 };
+
+// A signal asked for the end.
+struct Stopped {};
+
+// The lines of a file; what ends it may be missing.
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) {
+    if (line.ends_with('\r')) line.pop_back();
+    lines.push_back(line);
+  }
+  return lines;
+}
 
 // Of keys and values so far.
 double most_cache_bytes() {
@@ -136,55 +108,75 @@ void print_reads(const ds_generator_info& info) {
 }
 
 // What is continued.
-struct Prompt {
+struct Prompts {
   libds::Tokenizer tokenizer;
-  std::string text;
-  libds::Tensor ids;
+  std::vector<std::string> texts;
+  std::vector<std::vector<int32_t>> ids;
 };
 
-Prompt read_prompt(const Options& o, const libds::Model& model) {
-  Prompt prompt;
-  prompt.tokenizer = tokenizer_for(o.tokenizer, o.model, model);
-  prompt.text = o.prompt == "-" ? read_text("-") : o.prompt;
-  prompt.ids = prompt.tokenizer.encode(prompt.text);
-  if (prompt.ids.elements() == 0) {
-    const auto end_of_text = prompt.tokenizer.end_of_text();
-    if (!end_of_text) {
-      throw Failure("the prompt is empty and the tokenizer has no end-of-text token to begin with");
-    }
-    prompt.ids = libds::Tensor::from(std::vector<int32_t>{*end_of_text});
+Prompts read_prompts(const Options& o, const libds::Model& model) {
+  Prompts prompts;
+  prompts.tokenizer = tokenizer_for(o.tokenizer, o.model, model);
+  if (o.prompts.empty()) {
+    prompts.texts = {o.prompt == "-" ? read_text("-") : o.prompt};
+  } else {
+    prompts.texts = lines_of(read_text(o.prompts));
   }
-  return prompt;
+  for (const std::string& text : prompts.texts) {
+    prompts.ids.push_back(prompts.tokenizer.encode(text).to_vector<int32_t>());
+    if (!prompts.ids.back().empty()) continue;
+    const auto end_of_text = prompts.tokenizer.end_of_text();
+    if (!end_of_text) {
+      const std::string which =
+          o.prompts.empty() ? "the prompt"
+                            : "line " + std::to_string(prompts.ids.size()) + " of " + o.prompts;
+      throw Failure(which + " is empty and the tokenizer has no end-of-text token to begin with");
+    }
+    prompts.ids.back() = {*end_of_text};
+  }
+  return prompts;
 }
 
-// Prints the text and its continuation.
-int continue_text(const Options& o, libds::Generator& generator, const Prompt& prompt) {
-  const libds::Tokenizer& tokenizer = prompt.tokenizer;
-  const std::string& text = prompt.text;
-  const auto end_of_text = tokenizer.end_of_text();
+libds::GenerateOptions how_to(const Options& o, const libds::Tokenizer& tokenizer) {
   libds::GenerateOptions how;
   how.max_tokens = o.max_tokens;
   how.temperature = o.temperature;
   how.top_k = o.top_k;
   how.top_p = o.top_p;
   how.seed = o.seed;
-  if (!o.ignore_end) how.stop_token = end_of_text;
+  if (!o.ignore_end) how.stop_token = tokenizer.end_of_text();
   how.graphs = !o.no_graphs;
+  return how;
+}
 
+using Clock = std::chrono::steady_clock;
+
+void print_stats(const libds::Generator& generator, int64_t tokens, Clock::time_point start) {
+  const std::chrono::duration<double> seconds = Clock::now() - start;
+  std::fprintf(stderr, "%lld tokens in %.2f s, %.1f tokens/s\n", static_cast<long long>(tokens),
+               seconds.count(), static_cast<double>(tokens) / std::max(seconds.count(), 1e-9));
+  std::fprintf(stderr, "keys and values in %s at most\n", format_bytes(most_cache_bytes()).c_str());
+  print_reads(generator.info());
+}
+
+// Prints the text and its continuation.
+int continue_text(const Options& o, libds::Generator& generator, const Prompts& prompts) {
+  const std::string& text = prompts.texts.front();
   if (!o.no_prompt) {
     std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);
   }
   const SignalWatch signals(SignalWatch::Loop::kEnds);
-  TextStream stream(tokenizer, o.stops);
+  TextStream stream(prompts.tokenizer, o.stops);
   int64_t count = 0;
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   try {
-    generator.generate(prompt.ids, how, [&](int32_t id) {
-      stream.token(id);
-      ++count;
-      return signals.stop() == 0 && !stream.stopped();
-    });
+    generator.generate(libds::Tensor::from(prompts.ids.front()), how_to(o, prompts.tokenizer),
+                       [&](int32_t id) {
+                         stream.token(id);
+                         ++count;
+                         return signals.stop() == 0 && !stream.stopped();
+                       });
   } catch (const libds::Error& error) {
     if (error.status() != DS_ERR_CALLBACK || (signals.stop() == 0 && !stream.stopped())) {
       // The message begins a line of its own.
@@ -196,15 +188,42 @@ int continue_text(const Options& o, libds::Generator& generator, const Prompt& p
   stream.finish();
   std::fputc('\n', stdout);
   std::fflush(stdout);
-  if (o.stats) {
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    std::fprintf(stderr, "%lld tokens in %.2f s, %.1f tokens/s\n", static_cast<long long>(count),
-                 seconds.count(), static_cast<double>(count) / std::max(seconds.count(), 1e-9));
-    std::fprintf(stderr, "keys and values in %s at most\n",
-                 format_bytes(most_cache_bytes()).c_str());
-    print_reads(generator.info());
-  }
+  if (o.stats) print_stats(generator, count, start);
   return signals.stop() != 0 ? kSignalBase + signals.stop() : kDone;
+}
+
+// Prints each text as a line of JSON, in the order of the prompts.
+int continue_texts(const Options& o, libds::Generator& generator, const Prompts& prompts) {
+  const SignalWatch signals(SignalWatch::Loop::kEnds);
+  std::vector<TokenText> streams(prompts.ids.size(), TokenText(prompts.tokenizer, o.stops));
+  std::vector<std::string> texts(prompts.ids.size());
+  int64_t count = 0;
+  const auto start = Clock::now();
+  const auto on_token = [&](int64_t i, int32_t id) {
+    if (signals.stop() != 0) throw Stopped();
+    TokenText& stream = streams[static_cast<size_t>(i)];
+    texts[static_cast<size_t>(i)] += stream.token(id);
+    ++count;
+    return !stream.stopped();
+  };
+  std::vector<std::vector<int32_t>> tokens;
+  try {
+    tokens =
+        generator.generate_batch(prompts.ids, how_to(o, prompts.tokenizer), o.at_once, on_token);
+  } catch (const Stopped&) {
+    return kSignalBase + signals.stop();
+  }
+  for (size_t i = 0; i < texts.size(); ++i) {
+    Json line;
+    if (!o.no_prompt) line["prompt"] = prompts.texts[i];
+    line["text"] = texts[i] + streams[i].finish();
+    line["tokens"] = tokens[i].size();
+    const std::string out = line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+    std::fwrite(out.data(), 1, out.size(), stdout);
+  }
+  std::fflush(stdout);
+  if (o.stats) print_stats(generator, count, start);
+  return kDone;
 }
 
 // Of a rank whose experts serve the text of rank 0, which is the one to end it.
@@ -217,10 +236,16 @@ int serve_text(libds::Generator& generator) {
 int run(const Options& o) {
   libds::Comm comm = make_comm(o.weights);
   libds::Model model = libds::Model::open(o.model);
-  Prompt prompt;
-  on_first_rank(comm, [&] { prompt = read_prompt(o, model); });
+  Prompts prompts;
+  on_first_rank(comm, [&] { prompts = read_prompts(o, model); });
   libds::Generator generator = make_generator(std::move(model), o.weights, comm);
-  const int status = comm.rank() == 0 ? continue_text(o, generator, prompt) : serve_text(generator);
+  int status = kDone;
+  if (comm.rank() != 0) {
+    status = serve_text(generator);
+  } else {
+    status = o.prompts.empty() ? continue_text(o, generator, prompts)
+                               : continue_texts(o, generator, prompts);
+  }
   generator.reset();
   comm.finalize();
   return status;
@@ -235,9 +260,19 @@ void add_generate(CLI::App& app, Action& action) {
   sub->add_option("--model", o.model, "folder with weights: Hugging Face or a checkpoint")
       ->type_name("FOLDER")
       ->required();
-  sub->add_option("--prompt", o.prompt, "text to continue; - reads standard input")
-      ->type_name("TEXT")
-      ->required();
+  CLI::Option* const prompt =
+      sub->add_option("--prompt", o.prompt, "text to continue; - reads standard input")
+          ->type_name("TEXT");
+  CLI::Option* const prompts =
+      sub->add_option("--prompts", o.prompts,
+                      "file with a text to continue in each line, - for standard input: several go "
+                      "through the model together, and each becomes a line of JSON")
+          ->type_name("FILE")
+          ->excludes(prompt);
+  sub->add_option("--at-once", o.at_once, "of --prompts, texts in one pass at most; 0 = 16")
+      ->check(at_least(0))
+      ->needs(prompts)
+      ->capture_default_str();
   sub->add_option("--max-tokens", o.max_tokens, "new tokens at most")
       ->check(at_least(1))
       ->capture_default_str();
@@ -271,7 +306,10 @@ void add_generate(CLI::App& app, Action& action) {
   sub->add_flag("--stats", o.stats,
                 "print the speed, the memory of keys and values, and what was read of weights in a "
                 "file to standard error");
-  sub->callback([&action, options] { action = [options] { return run(*options); }; });
+  sub->callback([&action, options, prompt, prompts] {
+    if (prompt->empty() && prompts->empty()) throw CLI::RequiredError("--prompt or --prompts");
+    action = [options] { return run(*options); };
+  });
 }
 
 }  // namespace tool

@@ -35,8 +35,8 @@ enum ds_weight_form_code {
  *     row that share a scale in "int8" and "int4", a multiple of 8, 0 = the whole row;
  *     "symmetric": true, false gives groups of "int4" a minimum beside the scale; "threads": 0, the
  *     CPUs that the process may run on; "int8_activations": false, true lets products with "int8"
- *     and "int4" of more than 8 rows (a prompt, a batch) round these to 8 bits as well, in pieces
- * of 32 or 64 that share a scale: faster where the CPU has AVX512-VNNI and no AMX and group_size is
+ *     and "int4" of more than 16 rows (a prompt) round these to 8 bits as well, in pieces of 32 or
+ *     64 that share a scale: faster where the CPU has AVX512-VNNI and no AMX and group_size is
  *     0 or a multiple of 32, without effect elsewhere; "overrides": [{"match": "h.0.*", "weights":
  *     "int8", ...}],
  *     another form, group size or symmetry for the matrices of linear layers whose names match (*
@@ -207,6 +207,7 @@ typedef ds_text_reply (*ds_text_token_fn)(void* user_data, int64_t text, int32_t
  * @param out_ids     int32 tensor [new tokens of all texts], one text behind the other in the order
  * of their prompts, each as ds_generator_generate gives it
  * @param out_counts  int64 tensor [prompts]: the new tokens of each
+ * A model whose rotation depends on a text's length (rope_scaling dynamic) has one text at a time.
  * On a CPU with `at_once` up to 16, text i is that of ds_generator_generate with its prompt and
  * seed, bit for bit; with more, and on a GPU, sums may round in another order (on a GPU no work is
  * recorded, either, and each text has room for the longest one).

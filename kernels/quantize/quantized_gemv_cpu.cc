@@ -32,7 +32,10 @@ HWY_BEFORE_NAMESPACE();
 namespace ds::kernels::HWY_NAMESPACE {
 namespace {
 
-constexpr int kTokens = 4;  // rows of x at a time, so that all sums stay in registers
+// Rows of x at a time, so that all sums stay in registers: of two slices, and where there are 32
+// registers and enough rows, of one, which turns codes into numbers half as often.
+constexpr int kTokens = 4;
+constexpr int kManyTokens = HWY_MAX_BYTES >= 64 ? 8 : 0;
 
 template <class T>
 void prepare(const QuantizedGemv& call, float* rows) {
@@ -97,7 +100,7 @@ HWY_INLINE void slices(const QuantizedGemv& call, const float* rows, int64_t fir
     const int64_t panel = (first_slice + p) / kSlices, s = (first_slice + p) % kSlices;
     slice[p] = w.codes + panel * w.panel_bytes() + s * kSliceRows * (kCodes == Codes::k8 ? 1 : 4);
     scale_at[p] = panel * w.groups() * kPanelRows + s * kSliceRows;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int t = 0; t < kT; ++t) total[p][t] = hn::Zero(d);
   }
   const int64_t ahead = w.panel_bytes() * kP / kSlices;
@@ -106,7 +109,7 @@ HWY_INLINE void slices(const QuantizedGemv& call, const float* rows, int64_t fir
     VF sum[kP][2][kT];  // over even and odd elements: twice as many independent chains
 #pragma GCC unroll 2
     for (int p = 0; p < kP; ++p) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int t = 0; t < kT; ++t) sum[p][0][t] = sum[p][1][t] = hn::Zero(d);
     }
     const int64_t begin = g * w.group_length();
@@ -119,7 +122,7 @@ HWY_INLINE void slices(const QuantizedGemv& call, const float* rows, int64_t fir
           __builtin_prefetch(slice[p] + ahead + l / 8 * kBlock + line);
         }
         for_block<kCodes>(d, slice[p], l / 8, table, [&](int e, VF code) DS_SIMD_BODY {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
           for (int t = 0; t < kT; ++t) {
             VF& into = sum[p][e % 2][t];
             into = hn::MulAdd(code, hn::Set(d, x[t * layout.stride + l + e]), into);
@@ -131,7 +134,7 @@ HWY_INLINE void slices(const QuantizedGemv& call, const float* rows, int64_t fir
     for (int p = 0; p < kP; ++p) {
       const int64_t at = scale_at[p] + g * kPanelRows;
       const VF scale = simd::load(d, w.scales + at);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int t = 0; t < kT; ++t) {
         VF both = hn::Add(sum[p][0][t], sum[p][1][t]);
         const VF all = hn::Set(d, x[t * layout.stride + layout.sums + g]);
@@ -151,7 +154,7 @@ HWY_INLINE void slices(const QuantizedGemv& call, const float* rows, int64_t fir
     const int64_t count = std::min(kSliceRows, w.n - j);
     if (count <= 0) return;
     const VF bias = load_bias(call, j, count);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int t = 0; t < kT; ++t) {
       store_result(call, hn::Add(total[p][t], bias), (token + t) * w.n + j, count);
     }
@@ -161,6 +164,13 @@ HWY_INLINE void slices(const QuantizedGemv& call, const float* rows, int64_t fir
 template <Codes kCodes, int kP>
 void all_tokens(const QuantizedGemv& call, const float* rows, int64_t first_slice) {
   int64_t t = 0;
+  if constexpr (kManyTokens > 0) {
+    for (; t + kManyTokens <= call.m; t += kManyTokens) {
+      for (int p = 0; p < kP; ++p) {
+        slices<kCodes, 1, kManyTokens>(call, rows, first_slice + p, t);
+      }
+    }
+  }
   for (; t + kTokens <= call.m; t += kTokens) {
     slices<kCodes, kP, kTokens>(call, rows, first_slice, t);
   }

@@ -186,7 +186,9 @@ std::vector<std::vector<int32_t>> generate_batch(const OpContext& ctx, nn::Param
   }
   std::vector<Continuation> texts;
   texts.reserve(prompts.size());
-  Decoder::Room room{std::min<int64_t>(batch.at_once, std::ssize(prompts)), 0};
+  // Texts in one pass would turn by the angles of the longest one.
+  const int64_t most = info.angles_follow_length ? 1 : batch.at_once;
+  Decoder::Room room{std::min<int64_t>(most, std::ssize(prompts)), 0};
   for (size_t i = 0; i < prompts.size(); ++i) {
     texts.emplace_back(info, prompts[i], options, options.seed + i);
     room.tokens = std::max(room.tokens, texts.back().capacity());

@@ -86,6 +86,55 @@ TEST(SharedExperts, TextsAreThoseOfOneProcess) {
   }
 }
 
+// Several texts of each rank, as many as it has, beside ranks with one and with none.
+TEST(SharedExperts, SeveralTextsOfEachRank) {
+  for (const char* const options : {R"({"weights": "fp32"})", R"({"weights": "bf16"})"}) {
+    run_ranks(4, [&](libds::Comm& comm) {
+      const Model model = Model::create(kMixtral, 5);
+      Generator whole(model, options), shared(model, comm, options);
+      std::vector<std::vector<int32_t>> prompts;
+      for (int32_t i = 0; i < 2 + 2 * comm.rank(); ++i) {
+        prompts.push_back(prompt_of((i + comm.rank()) % 4).to_vector<int32_t>());
+      }
+      if (comm.rank() == 3) {
+        shared.take_part();
+      } else if (comm.rank() == 2) {
+        EXPECT_EQ(shared.generate(prompt_of(1), how(1, true)),
+                  whole.generate(prompt_of(1), how(1, true)));
+      } else {
+        EXPECT_EQ(shared.generate_batch(prompts, how(0, true), 3),
+                  whole.generate_batch(prompts, how(0, true), 3));
+      }
+    });
+  }
+}
+
+// A prompt that one rank refuses, and a callback that ends its call, leave the others alone.
+TEST(SharedExperts, CallsOfSeveralTextsThatEndEarly) {
+  run_ranks(2, [](libds::Comm& comm) {
+    const Model model = Model::create(kMixtral, 5);
+    Generator shared(model, comm), whole(model, R"({"weights": "fp32"})");
+    for (const bool refused : {true, false}) {
+      if (comm.rank() == 1) {
+        EXPECT_EQ(shared.generate(prompt_of(1), how(1, false)),
+                  whole.generate(prompt_of(1), how(1, false)));
+        continue;
+      }
+      if (refused) {
+        const libds::Error error = error_of([&] {
+          shared.generate_batch({{1, 2}, {61}}, how(0, false));
+        });
+        EXPECT_EQ(error.status(), DS_ERR_INVALID_ARGUMENT);
+        EXPECT_THAT(error.what(), HasSubstr("prompt 1: "));
+      } else {
+        EXPECT_THROW(shared.generate_batch({{1, 2}, {3}}, how(0, false), 0,
+                                           [](int64_t, int32_t) -> bool { throw 7; }),
+                     int);
+      }
+    }
+  });
+}
+
 TEST(SharedExperts, FewerRanksThanTheGroupShare) {
   run_ranks(4, [](libds::Comm& comm) {
     const Model model = Model::create(kMixtral, 5);

@@ -126,6 +126,39 @@ class Generate(OneCheckpoint):
         self.assertEqual(blocks.stdout, done.stdout)
         self.assertIn("--kv-cache", self.generate(*options, "--kv-cache", "int4", status=2).error)
 
+    def test_several_prompts(self):
+        prompts = ["The ", "A", "It was the best of times, it was ", "B\u00e9", "The "]
+        shared = ["--max-tokens", 25, "--temperature", 1]
+        self.write("prompts.txt", "\n".join(prompts) + "\r\n")
+        expected = []
+        for i, prompt in enumerate(prompts):
+            text = self.generate("--prompt", prompt, *shared, "--seed", 4 + i, "--no-prompt").stdout
+            expected.append({"prompt": prompt, "text": text.decode()[:-1], "tokens": 25})
+        for options in ([], ["--at-once", 1], ["--at-once", 4, "--kv-block-tokens", 8]):
+            done = self.generate("--prompts", "prompts.txt", *shared, "--seed", 4, *options)
+            self.assertEqual([json.loads(line) for line in done.stdout.splitlines()], expected)
+        done = self.generate("--prompts", "-", *shared, "--seed", 4, "--no-prompt", "--stats",
+                             text="The \nA")
+        self.assertEqual([json.loads(line) for line in done.stdout.splitlines()],
+                         [{"text": one["text"], "tokens": 25} for one in expected[:2]])
+        self.assertRegex(done.error, r"50 tokens in [0-9.]+ s")
+        # A text that ends one leaves the others as they are.
+        stop = expected[2]["text"][9:14]
+        done = self.generate("--prompts", "prompts.txt", *shared, "--seed", 4, "--stop", stop)
+        texts = [json.loads(line)["text"] for line in done.stdout.splitlines()]
+        self.assertEqual(texts, [one["text"].partition(stop)[0] for one in expected])
+
+    def test_prompts_that_are_refused(self):
+        self.write("prompts.txt", "The \n")
+        both = self.generate("--prompt", "A", "--prompts", "prompts.txt", status=2)
+        self.assertIn("--prompts", both.error)
+        self.assertIn("--prompt", self.generate(status=2).error)
+        self.generate("--prompt", "A", "--at-once", 3, status=2)
+        self.assertIn("missing.txt", self.generate("--prompts", "missing.txt", status=1).error)
+        self.write("prompts.txt", "The \n\nA\n")
+        self.assertIn("line 2 of prompts.txt is empty",
+                      self.generate("--prompts", "prompts.txt", status=1).error)
+
     def test_empty_prompt(self):
         self.assertIn("prompt is empty", self.generate("--prompt", "", status=1).error)
 

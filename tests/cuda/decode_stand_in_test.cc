@@ -39,7 +39,7 @@ class RecordedTokens : public ::testing::Test {
   // Of one more token.
   static Cost token(infer::Decoder& decoder) {
     const Cost before = so_far();
-    decoder.feed(std::vector<int32_t>{5});
+    decoder.feed(0, std::vector<int32_t>{5});
     const Cost after = so_far();
     return {after.kernels - before.kernels, after.copies - before.copies,
             after.graphs - before.graphs, after.waits - before.waits, after.events - before.events};
@@ -47,7 +47,7 @@ class RecordedTokens : public ::testing::Test {
   static infer::Decoder decoder(models::Model& model, bool graphs) {
     infer::GenerateOptions options;
     options.graphs = graphs;
-    return infer::Decoder(model.context(), model.reader(), model.architecture(), 30, options);
+    return infer::Decoder(model.context(), model.reader(), model.architecture(), {1, 30}, options);
   }
 };
 
@@ -71,7 +71,7 @@ TEST_F(RecordedTokens, WhatALayerCosts) {
     for (const int layers : {2, 3, 12}) {
       const auto model = make_model(with_layers(config, layers), true);
       auto plain = decoder(*model, false);
-      plain.feed(std::vector<int32_t>{1, 2, 3});
+      plain.feed(0, std::vector<int32_t>{1, 2, 3});
       token(plain);
       costs.push_back(token(plain));
     }
@@ -91,7 +91,7 @@ TEST_F(RecordedTokens, ATokenIsALaunchAnUploadAndADownload) {
     SCOPED_TRACE(config.at("model_type").get<std::string>());
     const auto model = make_model(config, true);
     auto recorded = decoder(*model, true);
-    recorded.feed(std::vector<int32_t>{1, 2, 3});
+    recorded.feed(0, std::vector<int32_t>{1, 2, 3});
     EXPECT_EQ(token(recorded).graphs, 0) << "makes what recorded work finds";
     EXPECT_EQ(token(recorded).graphs, 1);
     token(recorded);
@@ -104,22 +104,22 @@ TEST_F(RecordedTokens, ATokenIsALaunchAnUploadAndADownload) {
 // Each room has its graph: of one split of keys, of two, and of what is left.
 TEST_F(RecordedTokens, LongTextsGetGraphsOfTheirOwn) {
   const auto model = make_model(with(llama_config(), {{"max_position_embeddings", 600}}), true);
-  infer::Decoder recorded(model->context(), model->reader(), model->architecture(), 530, {});
+  infer::Decoder recorded(model->context(), model->reader(), model->architecture(), {1, 530}, {});
   const auto graphs = [&](int tokens) {
     const int64_t before = stand_in::graph_launches();
     for (int i = 0; i < tokens; ++i) token(recorded);
     return stand_in::graph_launches() - before;
   };
-  recorded.feed(std::vector<int32_t>(250, 7));
+  recorded.feed(0, std::vector<int32_t>(250, 7));
   EXPECT_EQ(graphs(6), 5);  // up to 256
   EXPECT_EQ(graphs(4), 3);
-  recorded.feed(std::vector<int32_t>(250, 9));
+  recorded.feed(0, std::vector<int32_t>(250, 9));
   EXPECT_EQ(graphs(2), 2);
   EXPECT_EQ(graphs(18), 17);  // up to 530
-  EXPECT_TRUE(recorded.full());
+  EXPECT_EQ(recorded.length(0), 530);
   EXPECT_EQ(stand_in::live().graphs, 3);
-  recorded.forget();
-  recorded.feed(std::vector<int32_t>(8, 7));
+  recorded.forget(0);
+  recorded.feed(0, std::vector<int32_t>(8, 7));
   EXPECT_EQ(graphs(3), 3) << "the first graph serves a new text";
 }
 

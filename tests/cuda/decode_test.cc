@@ -53,12 +53,13 @@ class GpuDecoding : public GpuModel, public ::testing::WithParamInterface<Family
   infer::Decoder decoder(models::Model& model, int64_t capacity, bool graphs) const {
     infer::GenerateOptions options;
     options.graphs = graphs;
-    return infer::Decoder(model.context(), model.reader(), model.architecture(), capacity, options);
+    return infer::Decoder(model.context(), model.reader(), model.architecture(), {1, capacity},
+                          options);
   }
   // Feeds both the same, and compares the bits of what they give.
   static void step(infer::Decoder& recorded, infer::Decoder& plain, std::span<const int32_t> ids,
                    const char* what, size_t at) {
-    const std::span<const float> a = recorded.feed(ids), b = plain.feed(ids);
+    const std::span<const float> a = recorded.feed(0, ids), b = plain.feed(0, ids);
     ASSERT_EQ(a.size(), b.size());
     ASSERT_EQ(std::memcmp(a.data(), b.data(), a.size_bytes()), 0) << what << ", token " << at;
   }
@@ -83,8 +84,8 @@ TEST_P(GpuDecoding, RecordedTokensHaveTheSameBits) {
   for (int i = 0; i < 10; ++i) feed(1, "over the end of the first split");
   feed(245, "more text at once");  // 506
   for (int i = 0; i < 12; ++i) feed(1, "over the end of the second split");
-  recorded.forget();
-  plain.forget();
+  recorded.forget(0);
+  plain.forget(0);
   feed(3, "a new prompt");
   for (int i = 0; i < 5; ++i) feed(1, "graphs that are there already");
 }
@@ -175,6 +176,38 @@ TEST_P(GpuDecoding, UnequalTextsOfOneCacheAreThoseOfEachAlone) {
 
 INSTANTIATE_TEST_SUITE_P(Models, GpuDecoding, ::testing::ValuesIn(families()),
                          [](const auto& test) { return test.param.name; });
+
+// Texts that come and go in one pass, some of which outgrow their positions, in places of one
+// piece: products of up to 8 rows sum as those of one, and attention as that of each text alone.
+TEST_P(GpuDecoding, TextsTogetherAreThoseOfOneAfterTheOther) {
+  SCOPED_TRACE(seed_);
+  const Json small =
+      with(GetParam().config,
+           {{GetParam().config.contains("n_positions") ? "n_positions" : "max_position_embeddings",
+             70}});
+  const auto model = make_model(small, true);
+  infer::GenerateOptions options;
+  options.max_tokens = 30;
+  options.sampling.temperature = 0.8;
+  options.seed = seed_;
+  options.stop_token = 11;
+  options.graphs = false;
+  std::vector<std::vector<int32_t>> prompts, expected;
+  for (const int64_t length : {5, 60, 1, 20, 69, 9, 3}) prompts.push_back(some_ids(length, length));
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    infer::GenerateOptions own = options;
+    own.seed += i;
+    expected.push_back(infer::generate(model->context(), model->reader(), model->architecture(),
+                                       prompts[i], own, {}));
+  }
+  const std::vector<std::span<const int32_t>> given(prompts.begin(), prompts.end());
+  for (const int64_t at_once : {1, 3, 7}) {
+    EXPECT_EQ(infer::generate_batch(model->context(), model->reader(), model->architecture(), given,
+                                    options, {at_once}, {}),
+              expected)
+        << at_once << " at once";
+  }
+}
 
 // As programs ask for it.
 TEST_F(GpuModel, TextsOfTheHeaderAreTheSameWithoutGraphs) {

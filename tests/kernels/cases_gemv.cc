@@ -81,7 +81,8 @@ std::vector<OpCase> gemv_cases() {
       row.check = [=](const OpContext& ctx, uint64_t seed) { return check(ctx, seed, dtype, s); };
       rows.push_back(row);
     }
-    for (const Sizes& s : {Sizes{1, 50257, 768}, Sizes{1, 8192, 4096}, Sizes{4, 8192, 4096}}) {
+    for (const Sizes& s : {Sizes{1, 50257, 768}, Sizes{1, 8192, 4096}, Sizes{4, 8192, 4096},
+                           Sizes{16, 8192, 4096}}) {
       rows.push_back(timed(dtype, s));
     }
   }
