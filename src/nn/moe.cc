@@ -7,6 +7,7 @@
 #include "nn/expert_exchange.h"
 #include "nn/profile.h"
 #include "ops/elementwise.h"
+#include "ops/gemv.h"
 #include "ops/linear.h"
 #include "ops/routes.h"
 
@@ -84,7 +85,10 @@ Value float_linear(Tape& tape, const Value& x, const Projection& p) {
     const ParameterGuard w(tape.weights(), p.weight), b(tape.weights(), p.bias);
     y = tape.make_value(tape.new_activation(DType::kFloat32, {x.data.size(0), (*w).size(0)}));
     const OpContext ctx = exact(tape.ctx());
-    ops::linear(ctx, x.data, as_float(ctx, *w), as_float(ctx, *b), y.data);
+    // As in linear layers: few rows have the bits of each alone.
+    const bool few = !tape.recording() && !tape.training() && ops::few_rows(x.data);
+    const auto multiply = few ? ops::gemv : ops::linear;
+    multiply(ctx, x.data, as_float(ctx, *w), as_float(ctx, *b), y.data);
     if (op) {
       const Arithmetic once = Arithmetic::products(x.data.size(0) * (*w).elements());
       Arithmetic both = once;

@@ -1,9 +1,11 @@
 // Checks and launches of what latent attention needs.
 #include "ops/latent.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/attention/latent.h"
+#include "kernels/gemv/gemv.h"
 #include "ops/product.h"
 #include "tensor/transfer.h"
 
@@ -103,7 +105,6 @@ void head_linear(const OpContext& ctx, const Tensor& x, const Tensor& w, bool tr
   with_float_type(x, [&](auto type) {
     using T = decltype(type);
     kernels::Matmul p;
-    p.m = x.size(0);
     p.n = columns;
     p.k = terms;
     p.in = p.out = matmul_type(x);
@@ -111,11 +112,17 @@ void head_linear(const OpContext& ctx, const Tensor& x, const Tensor& w, bool tr
     p.b.stride = w.stride(1);
     p.b.transposed = transposed;
     p.c_stride = y.size(0) > 1 ? y.stride(0) : columns;
+    // Few rows have the bits of each alone, as those of other layers (ops::few_rows).
+    const bool few = x.size(0) <= kernels::kMaxGemvRows;
+    const int64_t step = few ? kernels::kDirectRows : x.size(0);
     for (int64_t h = 0; h < heads; ++h) {
-      p.a.data = head_of<T>(x, h);
       p.b.data = w.data<T>() + h * w.stride(0);
-      p.c = head_of<T>(y, h);
-      kernels::matmul(p, *ctx.pool);
+      for (int64_t row = 0; row < x.size(0); row += step) {
+        p.m = std::min(step, x.size(0) - row);
+        p.a.data = head_of<T>(x, h) + row * p.a.stride * dtype_size(x.dtype());
+        p.c = head_of<T>(y, h) + row * p.c_stride * dtype_size(y.dtype());
+        kernels::matmul(p, *ctx.pool);
+      }
     }
   });
 }

@@ -18,7 +18,7 @@ MAX_LINES = 500  # of one module
 SCALARS = {"int32_t", "int64_t", "double", "ds_status", "ds_bool", "ds_dtype", "ds_device_kind",
            "ds_reduce_op", "ds_collective_kind", "ds_skip_reason", "ds_weight_form", "ds_scope_mode",
            "ds_value_kind", "ds_extent", "ds_log_fn", "ds_progress_fn", "ds_token_fn",
-           "ds_release_fn"}
+           "ds_text_token_fn", "ds_release_fn"}
 
 
 def read_symbols(path):

@@ -76,7 +76,7 @@ class Texts {
         const size_t at = b * ids[b].size() + t;
         batch.ids.data<int32_t>()[at] = ids[b][t];
         batch.position_ids.data<int32_t>()[at] =
-            static_cast<int32_t>(cache_.length(static_cast<int64_t>(b))) + static_cast<int32_t>(t);
+            static_cast<int32_t>(cache_.lengths()[b]) + static_cast<int32_t>(t);
       }
     }
     nn::Tape tape(ctx, model_.reader(), nullptr, inference_options());
