@@ -65,7 +65,7 @@ void render_table(const Json& rows, const std::string& indent, std::string& out)
     }
   }
   std::vector<std::vector<std::string>> lines;
-  lines.push_back({});
+  lines.emplace_back();
   for (const std::string& column : columns) lines[0].push_back(printable(column));
   for (const Json& row : rows) {
     std::vector<std::string> line;
@@ -167,7 +167,7 @@ std::string format_bytes(double bytes) {
 
 std::string format_seconds(double seconds) {
   if (!(seconds >= 0) || seconds > 1e9) return "-";
-  const auto whole = static_cast<int64_t>(seconds + 0.5);
+  const auto whole = static_cast<int64_t>(std::lround(seconds));
   const long long hours = whole / 3600;
   const long long minutes = whole / 60 % 60;
   const long long rest = whole % 60;

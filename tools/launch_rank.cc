@@ -47,7 +47,9 @@ std::vector<std::string> environment_of(const RankStart& start, int rank, int no
       out.emplace_back(*at);
     }
   }
-  for (const auto& [name, value] : set) out.push_back(name + "=" + value);
+  for (const auto& [name, value] : set) {
+    out.emplace_back(name).append("=").append(value);
+  }
   return out;
 }
 

@@ -69,7 +69,7 @@ std::string MegatronLog::line(int64_t total) {
                            static_cast<long long>(last_.step), static_cast<long long>(total),
                            static_cast<long long>(samples_));
   out += format(" consumed tokens: %12lld | elapsed time per iteration (ms): %.1f |",
-                static_cast<long long>(samples_ * length_), seconds * 1e3);
+                static_cast<long long>(samples_) * length_, seconds * 1e3);
   out += format(" learning rate: %.3E | global batch size: %5lld |", last_.lr,
                 static_cast<long long>(batch_));
   if (loss > 0) out += format(" lm loss: %.6E |", loss);
