@@ -343,6 +343,7 @@ fn a_closure_hears_several_texts_and_ends_one_or_all() {
     });
     let some = some.unwrap();
     assert_eq!(some.iter().map(Vec::len).sum::<usize>(), 9);
+    assert_eq!(some[2..], vec![Vec::<i32>::new(); 3], "two at once");
     assert!(all
         .iter()
         .zip(&some)
