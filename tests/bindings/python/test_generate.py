@@ -115,7 +115,7 @@ def test_a_callback_hears_all_texts_and_ends_one(generator: ds.Generator) -> Non
 
 def test_wrong_prompts_are_named(generator: ds.Generator) -> None:
     assert generator.generate_batch([], 12) == []
-    with pytest.raises(ds.InvalidArgumentError, match=r"prompts.counts\[1\] is 0"):
+    with pytest.raises(ds.InvalidArgumentError, match=r"counts\[1\]|prompt 1"):
         generator.generate_batch([[1, 2], [], [3]], 12)
     with pytest.raises(ds.InvalidArgumentError, match="prompt 2: .*1000000"):
         generator.generate_batch([[1, 2], [3], [10**6]], 12)
