@@ -296,6 +296,10 @@ SIZED(ds_io_info, DS_IO_INFO_INIT)
 %ignore ds_io_run;
 %ignore ds_io_start;
 
+/* And those of prompts. */
+%ignore ds_prompts;
+%ignore ds_generator_generate_batch;
+
 /* Parameters are gathered in a list of the C side, one call for each. */
 %ignore ds_parameter;
 %ignore ds_model_create_from_parameters;
@@ -320,14 +324,21 @@ SIZED(ds_io_info, DS_IO_INFO_INIT)
 LISTENER(ds_log_fn, fn, LogSink, ds_jni_log)
 LISTENER(ds_progress_fn, fn, ProgressListener, ds_jni_progress)
 
-%typemap(jni) (ds_token_fn on_token, void* user_data) "jobject"
-%typemap(jtype) (ds_token_fn on_token, void* user_data) "TokenListener"
-%typemap(jstype) (ds_token_fn on_token, void* user_data) "TokenListener"
-%typemap(javain) (ds_token_fn on_token, void* user_data) "$javainput"
-%typemap(in) (ds_token_fn on_token, void* user_data) {
-  $1 = $input == NULL ? NULL : ds_jni_token;
-  $2 = $input; /* called on this thread alone, while the reference holds */
+/* One that is called on this thread alone, while the call runs and the reference holds. */
+%define LISTENER_OF_CALL(FN, CLASS, TRAMPOLINE)
+%typemap(jni) (FN on_token, void* user_data) "jobject"
+%typemap(jtype) (FN on_token, void* user_data) #CLASS
+%typemap(jstype) (FN on_token, void* user_data) #CLASS
+%typemap(javain) (FN on_token, void* user_data) "$javainput"
+%typemap(in) (FN on_token, void* user_data) {
+  $1 = $input == NULL ? NULL : TRAMPOLINE;
+  $2 = $input;
 }
+%enddef
+LISTENER_OF_CALL(ds_token_fn, TokenListener, ds_jni_token)
+LISTENER_OF_CALL(ds_text_token_fn, TextTokenListener, ds_jni_text_token)
+/* a listener says true or false, or throws */
+%ignore ds_text_reply_code;
 
 %typemap(jni) (ds_release_fn release, void* user_data) "jobject"
 %typemap(jtype) (ds_release_fn release, void* user_data) "Marshal.Kept"

@@ -56,6 +56,18 @@ static ds_status start_collective(ds_comm* comm, int32_t kind, int32_t op, ds_te
   return ds_comm_start(comm, &collective, out_work);
 }
 
+static ds_status generate_batch(ds_generator* generator, const ds_tensor* ids,
+                                const ds_tensor* counts, int64_t at_once,
+                                const ds_generate_options* options, ds_text_token_fn on_token,
+                                void* user_data, ds_tensor** out_ids, ds_tensor** out_counts) {
+  ds_prompts prompts = DS_PROMPTS_INIT;
+  prompts.ids = ids;
+  prompts.counts = counts;
+  prompts.at_once = at_once;
+  return ds_generator_generate_batch(generator, &prompts, options, on_token, user_data, out_ids,
+                                     out_counts);
+}
+
 static ds_status run_transfer(ds_io* io, const char* path, ds_tensor* tensor, int64_t offset,
                               ds_bool write, ds_bool whole_file) {
   ds_io_transfer transfer = DS_IO_TRANSFER_INIT;

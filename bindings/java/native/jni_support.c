@@ -11,6 +11,7 @@ static struct {
   jmethodID log;       /* ... and what hears each callback */
   jmethodID progress;
   jmethodID token;
+  jmethodID text_token;
   jmethodID put;
   jmethodID get;
   pthread_key_t attached; /* threads of the library that are Java's for their callbacks */
@@ -44,6 +45,7 @@ JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM* vm, void* reserved) {
       {&java.log, "log", "(Lio/ds/LogSink;I[B[B)V"},
       {&java.progress, "progress", "(Lio/ds/ProgressListener;[BJJ)Z"},
       {&java.token, "token", "(Lio/ds/TokenListener;I)Z"},
+      {&java.text_token, "textToken", "(Lio/ds/TextTokenListener;II)Z"},
       {&java.put, "put", "(Lio/ds/KeyValueStore;[B[B)V"},
       {&java.get, "get", "(Lio/ds/KeyValueStore;[B)[B"},
   };
@@ -296,6 +298,17 @@ int32_t ds_jni_token(void* listener, int32_t token) {
   const jboolean on = (*env)->CallStaticBooleanMethod(env, java.callbacks, java.token,
                                                       (jobject)listener, (jint)token);
   return caught(env) || !on;
+}
+
+/* Prompts are elements of a Java array, so that an int has room for the index. */
+ds_text_reply ds_jni_text_token(void* listener, int64_t text, int32_t token) {
+  JNIEnv* env = environment();
+  if (env == NULL) return DS_TEXTS_END;
+  const jboolean on =
+      (*env)->CallStaticBooleanMethod(env, java.callbacks, java.text_token, (jobject)listener,
+                                      (jint)text, (jint)token);
+  if (caught(env)) return DS_TEXTS_END;
+  return on ? DS_TEXT_GOES_ON : DS_TEXT_ENDS;
 }
 
 ds_status ds_jni_store_put(void* store, const char* key, const void* value, int64_t size) {

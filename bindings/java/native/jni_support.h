@@ -42,6 +42,7 @@ void ds_jni_release(void* kept);
 void ds_jni_log(void* sink, int32_t level, const char* component, const char* text);
 int32_t ds_jni_progress(void* listener, const char* call, int64_t done, int64_t total);
 int32_t ds_jni_token(void* listener, int32_t token);
+ds_text_reply ds_jni_text_token(void* listener, int64_t text, int32_t token);
 ds_status ds_jni_store_put(void* store, const char* key, const void* value, int64_t size);
 ds_status ds_jni_store_get(void* store, const char* key, void* value, int64_t capacity,
                            int64_t* out_size);

@@ -189,6 +189,9 @@ DLPACK(DLManagedTensor, "dltensor", ds_py_end_legacy)
 %typemap(in) (ds_token_fn on_token, void *user_data) %{
   $1 = ds_py_on_token;
   $2 = $input == Py_None ? NULL : (void *)$input; %}
+%typemap(in) (ds_text_token_fn on_token, void *user_data) %{
+  $1 = ds_py_on_text_token;
+  $2 = $input == Py_None ? NULL : (void *)$input; %}
 
 %define HELD_CALLBACK(TYPE, FUNCTION)
 %typemap(in) (TYPE fn, void *user_data, ds_release_fn release) (ds_py_dropped *held = NULL) %{
@@ -270,6 +273,7 @@ HELD_CALLBACK(ds_progress_fn, ds_py_on_progress)
 SIZED_STRUCT(ds_batch, DS_BATCH_INIT)
 SIZED_STRUCT(ds_parameter, DS_PARAMETER_INIT)
 SIZED_STRUCT(ds_generate_options, DS_GENERATE_OPTIONS_INIT)
+SIZED_STRUCT(ds_prompts, DS_PROMPTS_INIT)
 SIZED_STRUCT(ds_collective, DS_COLLECTIVE_INIT)
 SIZED_STRUCT(ds_io_transfer, DS_IO_TRANSFER_INIT)
 

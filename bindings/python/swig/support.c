@@ -193,26 +193,31 @@ static int ds_py_integers(PyObject* object, int64_t** out_values, int64_t** out_
 
 static unsigned long main_thread; /* the one that Python handles signals on */
 
-/* Calls a Python function from inside a library call; nonzero ends that call. Ctrl-C ends it, too.
- */
-static int32_t ds_py_call_back(PyObject* function, const char* format, ...) {
+/* Calls a Python function from inside a library call. Gives what `reply_of` makes of its result, 0
+ * where that is NULL, or -1 to end the call: for an exception and Ctrl-C. */
+static int32_t ds_py_call_back(PyObject* function, int32_t (*reply_of)(PyObject* result),
+                               const char* format, ...) {
   PyGILState_STATE gil = PyGILState_Ensure();
-  int32_t stop = 0;
+  int32_t reply = 0;
   if (PyErr_CheckSignals() != 0) {
-    stop = 1;
+    reply = -1;
   } else if (function) {
     va_list values;
     va_start(values, format);
     PyObject* arguments = Py_VaBuildValue(format, values);
     va_end(values);
     PyObject* result = arguments ? PyObject_CallObject(function, arguments) : NULL;
+    if (!result) {
+      reply = -1;
+    } else if (reply_of) {
+      reply = reply_of(result);
+    }
     Py_XDECREF(arguments);
     Py_XDECREF(result);
-    stop = result == NULL;
   }
-  if (stop) ds_py_keep_exception();
+  if (reply < 0) ds_py_keep_exception();
   PyGILState_Release(gil);
-  return stop;
+  return reply;
 }
 
 static int ds_py_may_handle_signals(void) { return PyThread_get_thread_ident() == main_thread; }
@@ -220,14 +225,31 @@ static int ds_py_may_handle_signals(void) { return PyThread_get_thread_ident() =
 /* A ds_token_fn; `user_data` is the function or NULL. */
 static int32_t ds_py_on_token(void* user_data, int32_t token) {
   if (!user_data && !ds_py_may_handle_signals()) return 0;
-  return ds_py_call_back((PyObject*)user_data, "(i)", (int)token);
+  return ds_py_call_back((PyObject*)user_data, NULL, "(i)", (int)token);
+}
+
+/* Others than None and bools are refused: what file.write() returns is no wish to end a text. */
+static int32_t ds_py_text_reply(PyObject* result) {
+  if (result == Py_None || result == Py_True) return DS_TEXT_GOES_ON;
+  if (result == Py_False) return DS_TEXT_ENDS;
+  PyErr_Format(PyExc_TypeError,
+               "on_token returned %R; None or True lets the text go on, False ends it", result);
+  return -1;
+}
+
+/* A ds_text_token_fn; `user_data` is the function or NULL. */
+static ds_text_reply ds_py_on_text_token(void* user_data, int64_t text, int32_t token) {
+  if (!user_data && !ds_py_may_handle_signals()) return DS_TEXT_GOES_ON;
+  const int32_t reply = ds_py_call_back((PyObject*)user_data, ds_py_text_reply, "(Li)",
+                                        (long long)text, (int)token);
+  return reply < 0 ? DS_TEXTS_END : reply;
 }
 
 /* A ds_progress_fn; `user_data` is a ds_py_dropped with the function or NULL. */
 static int32_t ds_py_on_progress(void* user_data, const char* call, int64_t done, int64_t total) {
   PyObject* function = ((ds_py_dropped*)user_data)->object;
   if (!function && !ds_py_may_handle_signals()) return 0;
-  return ds_py_call_back(function, "(sLL)", call, (long long)done, (long long)total);
+  return ds_py_call_back(function, NULL, "(sLL)", call, (long long)done, (long long)total);
 }
 
 /* A ds_log_fn; `user_data` is a ds_py_dropped. */

@@ -70,6 +70,7 @@ fn resume() {
     let (first, written) = text.split_once('\n').unwrap();
     assert_eq!(first, "goes on after step 20");
     assert!(written.chars().count() > 20, "{text}");
+    assert_eq!(written.matches("together: \"").count(), 2, "{text}");
     ds::checkpoint::verify(&folder, Some("global_step25")).unwrap();
 }
 

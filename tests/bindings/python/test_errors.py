@@ -131,6 +131,24 @@ def test_what_a_token_callback_raises_is_raised(model: ds.Model) -> None:
     assert ids.tolist() == heard and len(heard) == 4
 
 
+def test_what_a_callback_of_several_texts_raises_is_raised(model: ds.Model) -> None:
+    generator = ds.Generator(model)
+    prompts = [[1, 2, 3], [4], [5, 6]]
+
+    def refuse(text: int, token: int) -> None:
+        if text == 1:
+            raise Refusal(text)
+
+    with pytest.raises(Refusal):
+        generator.generate_batch(prompts, 4, on_token=refuse)
+    # What file.write() gives is no answer.
+    with pytest.raises(TypeError, match="returned 0;.*False ends"):
+        generator.generate_batch(prompts, 4, on_token=lambda text, token: 0)  # type: ignore
+    heard: list[int] = []
+    texts = generator.generate_batch(prompts, 4, on_token=lambda text, token: heard.append(text))
+    assert sorted(heard) == 4 * [0] + 4 * [1] + 4 * [2] and len(texts) == 3
+
+
 def test_what_a_store_raises_is_raised() -> None:
     def put(key: str, value: bytes) -> None:
         raise Refusal(key)

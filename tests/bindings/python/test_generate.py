@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any, Optional
 
 import numpy as np
 import pytest
@@ -54,6 +55,82 @@ def test_errors_of_a_stream_are_told_where_it_is_read(generator: ds.Generator) -
         list(generator.stream([10**6], 4))
 
 
+PROMPTS = [[72, 105], [1], list(range(20)), [5, 6, 7], [200] * 9]
+
+
+def one_by_one(generator: ds.Generator, seed: int, **sampling: Any) -> list[list[int]]:
+    return [
+        generator.generate(prompt, 12, seed=seed + i, **sampling).tolist()
+        for i, prompt in enumerate(PROMPTS)
+    ]
+
+
+@pytest.mark.parametrize("at_once", [0, 1, 2])
+def test_texts_together_are_those_of_one_after_the_other(
+    generator: ds.Generator, at_once: int
+) -> None:
+    expected = one_by_one(generator, 11, temperature=1.0, top_k=50)
+    assert expected != one_by_one(generator, 12, temperature=1.0, top_k=50)
+    texts = generator.generate_batch(
+        PROMPTS, 12, at_once=at_once, temperature=1.0, top_k=50, seed=11
+    )
+    assert [text.tolist() for text in texts] == expected
+    assert all(text.dtype == "int32" and text.shape == (12,) for text in texts)
+
+
+def test_prompts_may_be_text_and_arrays_of_both_types(generator: ds.Generator) -> None:
+    given = ["Hi", np.array([1], np.int32), range(20), ds.asarray([5, 6, 7]), np.full(9, 200)]
+    texts = generator.generate_batch((prompt for prompt in given), 12)
+    assert [text.tolist() for text in texts] == one_by_one(generator, 0)
+    rows = generator.generate_batch(np.array([[1, 2], [3, 4]]), 3)
+    assert rows[1].tolist() == generator.generate([3, 4], 3).tolist()
+
+
+def test_texts_end_at_their_stop_token_and_may_be_empty(generator: ds.Generator) -> None:
+    whole = one_by_one(generator, 0)
+    stop = whole[1][0]
+    expected = one_by_one(generator, 0, stop_token=stop)
+    texts = generator.generate_batch(PROMPTS, 12, at_once=2, stop_token=stop)
+    assert [text.tolist() for text in texts] == expected
+    assert texts[1].shape == (0,)
+
+
+def test_a_callback_hears_all_texts_and_ends_one(generator: ds.Generator) -> None:
+    expected = one_by_one(generator, 3, temperature=1.0)
+    heard: list[list[int]] = [[] for _ in PROMPTS]
+
+    def on_token(text: int, token: int) -> Optional[bool]:
+        heard[text].append(token)
+        if text == 2:
+            return len(heard[text]) < 4
+        return None
+
+    texts = generator.generate_batch(
+        PROMPTS, 12, at_once=2, temperature=1.0, seed=3, on_token=on_token
+    )
+    assert [text.tolist() for text in texts] == heard
+    assert heard[2] == expected[2][:4]
+    assert heard[:2] + heard[3:] == expected[:2] + expected[3:]
+
+
+def test_wrong_prompts_are_named(generator: ds.Generator) -> None:
+    assert generator.generate_batch([], 12) == []
+    with pytest.raises(ds.InvalidArgumentError, match=r"counts\[1\]|prompt 1"):
+        generator.generate_batch([[1, 2], [], [3]], 12)
+    with pytest.raises(ds.InvalidArgumentError, match="prompt 2: .*1000000"):
+        generator.generate_batch([[1, 2], [3], [10**6]], 12)
+    with pytest.raises(ds.InvalidArgumentError, match=r"prompt 1 is float32 \[2\]"):
+        generator.generate_batch([[1, 2], [1.5, 2.5]], 12)
+    with pytest.raises(ds.InvalidArgumentError, match=r"prompt 0 is int64 \[\]"):
+        generator.generate_batch([1, 2, 3], 12)
+    with pytest.raises(ds.InvalidArgumentError, match="at_once"):
+        generator.generate_batch(PROMPTS, 12, at_once=-1)
+    with pytest.raises(TypeError, match="list"):
+        generator.generate_batch("Hi", 12)
+    with pytest.raises(TypeError, match="tokenizer"):
+        ds.Generator(ds.Model(SHAPE)).generate_batch(["Hi"], 12)
+
+
 def test_logits_and_hidden_states(generator: ds.Generator, model: ds.Model) -> None:
     ids = np.arange(12).reshape(2, 6)
     logits = generator.logits(ids, attention_mask=np.ones((2, 6), np.uint8))
@@ -89,6 +166,10 @@ def test_another_thread_interrupts(generator: ds.Generator) -> None:
 
     with pytest.raises(ds.AbortedError):
         generator.generate("Hi", 100, on_token=on_token)
+    assert len(heard) < 6
+    heard.clear()
+    with pytest.raises(ds.AbortedError):
+        generator.generate_batch(PROMPTS, 100, on_token=lambda text, token: on_token(token))
     assert len(heard) < 6
 
 

@@ -74,6 +74,11 @@ def test_ctrl_c_ends_generation_and_loops(run_python: Callable[..., Any], long_t
         generator.generate([1, 2, 3], 10**7)
     except KeyboardInterrupt:
         print("generate")
+    press_after(0.3)
+    try:
+        generator.generate_batch([[1, 2, 3], [4]], 10**7)
+    except KeyboardInterrupt:
+        print("generate_batch")
     engine = ds.Engine(ds.Model(SHAPE, seed=1), {**CONFIG, "gradient_accumulation_steps": 1})
     engine.set_dataset(data)
     press_after(0.5)
@@ -85,7 +90,8 @@ def test_ctrl_c_ends_generation_and_loops(run_python: Callable[..., Any], long_t
     """,
         long_text,
     )
-    assert done.stdout.split("\n")[:2] == ["generate", "train True"], done.stderr
+    told = done.stdout.split("\n")[:3]
+    assert told == ["generate", "generate_batch", "train True"], done.stderr
 
 
 def test_ctrl_c_ends_waiting_for_a_process_that_does_not_come(
@@ -365,6 +371,7 @@ def test_callbacks_do_not_grow(model: ds.Model) -> None:
             generator.generate([1], 5, on_token=on_token)
         except KeyError:
             pass
+        generator.generate_batch([[1], [2, 3]], 2, on_token=lambda text, token: token > text)
         ds.set_log(lambda *message: None)
 
     assert grows(cycle, 500) < LIMIT

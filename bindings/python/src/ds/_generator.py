@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Callable, Mapping, Optional, Union
 
 from . import _native
 from ._comm import Comm
 from ._core import Handle, options
+from ._errors import InvalidArgumentError
 from ._model import Model, ParameterKey
 from ._signals import interruptible
 from ._structs import GeneratorInfo
@@ -33,6 +34,35 @@ def make_batch(**tensors: Any) -> tuple[Any, list[Tensor]]:
             setattr(batch, member, tensor._handle)
             kept.append(tensor)
     return batch, kept
+
+
+def generate_options(
+    max_tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int,
+    stop_token: Optional[int],
+    no_graphs: bool,
+) -> Any:
+    chosen = _native.ds_generate_options()
+    chosen.max_tokens, chosen.seed = max_tokens, seed
+    chosen.temperature, chosen.top_k, chosen.top_p = temperature, top_k, top_p
+    if stop_token is not None:
+        chosen.stop_token, chosen.has_stop_token = stop_token, 1
+    chosen.no_graphs = int(no_graphs)
+    return chosen
+
+
+def _split(ids: Tensor, counts: Tensor) -> list[Tensor]:
+    """A copy of each text among the ids of all."""
+    rest, texts = ids.tobytes(), []
+    for count in counts.tolist():
+        text = Tensor((count,), "int32")
+        text.write(rest[: text.nbytes])
+        rest = rest[text.nbytes :]
+        texts.append(text)
+    return texts
 
 
 class Generator(Handle):
@@ -117,6 +147,23 @@ class Generator(Handle):
             return self.tokenizer.encode(prompt)
         return asarray(prompt)
 
+    def _prompts(self, prompts: Iterable[Any]) -> tuple[Tensor, Tensor]:
+        """Ids of all prompts, one behind the other, and how many there are of each."""
+        if isinstance(prompts, (str, bytes)):
+            raise TypeError("prompts are a list; generate() takes a single one")
+        ids: list[int] = []
+        counts: list[int] = []
+        for prompt in prompts:
+            tensor = self._prompt(prompt)
+            if tensor.size and (tensor.ndim != 1 or tensor.dtype not in ("int32", "int64")):
+                raise InvalidArgumentError(
+                    f"prompt {len(counts)} is {tensor.dtype} {list(tensor.shape)}; "
+                    "ids are needed, int32 or int64 [count]"
+                )
+            ids += tensor.tolist()
+            counts.append(tensor.size)
+        return asarray(ids, "int64"), asarray(counts, "int64")
+
     def generate(
         self,
         prompt: Any,
@@ -135,16 +182,44 @@ class Generator(Handle):
         Gives the new ids, int32 [new tokens], without the prompt and the stop token. Temperature 0 takes
         always the likeliest token. `on_token` hears of each one at once; what it raises ends the call and
         is raised by it, and so does Ctrl-C."""
-        chosen = _native.ds_generate_options()
-        chosen.max_tokens, chosen.seed = max_tokens, seed
-        chosen.temperature, chosen.top_k, chosen.top_p = temperature, top_k, top_p
-        if stop_token is not None:
-            chosen.stop_token, chosen.has_stop_token = stop_token, 1
-        chosen.no_graphs = int(no_graphs)
+        chosen = generate_options(
+            max_tokens, temperature, top_k, top_p, seed, stop_token, no_graphs
+        )
         ids = self._prompt(prompt)
         return Tensor._of(
             _native.ds_generator_generate(self._handle, ids._handle, chosen, on_token)
         )
+
+    def generate_batch(
+        self,
+        prompts: Iterable[Any],
+        max_tokens: int = 64,
+        *,
+        at_once: int = 0,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 0.0,
+        seed: int = 0,
+        stop_token: Optional[int] = None,
+        no_graphs: bool = False,
+        on_token: Optional[Callable[[int, int], Optional[bool]]] = None,
+    ) -> list[Tensor]:
+        """Continues several prompts together, each as `generate` takes and continues it, with `seed` + i
+        for prompt i: a list of what `generate` gives.
+
+        At most `at_once` of them (0: 16) go through the model together; where one ends the next takes its
+        place. On a CPU with `at_once` up to 16 each text is that of `generate`, bit for bit.
+        `on_token(text, token)` hears of each new token of prompt number `text` at once; False ends that
+        text with the token, None or True lets it go on, and what it raises ends the call and is raised by
+        it, and so does Ctrl-C."""
+        chosen = generate_options(
+            max_tokens, temperature, top_k, top_p, seed, stop_token, no_graphs
+        )
+        ids, counts = self._prompts(prompts)
+        given = _native.ds_prompts()
+        given.ids, given.counts, given.at_once = ids._handle, counts._handle, at_once
+        new, lengths = _native.ds_generator_generate_batch(self._handle, given, chosen, on_token)
+        return _split(Tensor._of(new), Tensor._of(lengths))
 
     def text(self, prompt: Union[str, bytes], max_tokens: int = 64, **sampling: Any) -> str:
         """Continues a text; the new text. Keywords are those of `generate`."""
@@ -193,12 +268,14 @@ class Generator(Handle):
 
     def take_part(self) -> None:
         """Of a rank without a text, among ranks that share experts: computes what the others' texts need of
-        its experts, until every rank's `generate` is done. Without other ranks it returns at once."""
+        its experts, until every rank's `generate` and `generate_batch` is done. Without other ranks it
+        returns at once."""
         with interruptible(None if self.comm is None else self.comm.abort):
             _native.ds_generator_take_part(self._handle)
 
     def interrupt(self) -> None:
-        """Ends the `generate` that runs in another thread before its next token, with AbortedError."""
+        """Ends the `generate` or `generate_batch` that runs in another thread before its next token, with
+        AbortedError."""
         _native.ds_generator_interrupt(self._handle)
 
     def logits(

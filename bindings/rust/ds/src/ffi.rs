@@ -126,7 +126,7 @@ macro_rules! sized_structs {
 sized_structs! {
     ds_allocator, ds_batch, ds_collective, ds_comm_info, ds_dataset_info, ds_engine_info,
     ds_generate_options, ds_generator_info, ds_io_info, ds_io_transfer, ds_model_info, ds_optimizer_info, ds_parameter,
-    ds_parameter_info, ds_step_report, ds_store, ds_tensor_info, ds_tokenizer_info,
+    ds_parameter_info, ds_prompts, ds_step_report, ds_store, ds_tensor_info, ds_tokenizer_info,
 }
 
 /// A struct of the interface with its size set and everything else zero.

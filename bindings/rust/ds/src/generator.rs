@@ -79,7 +79,7 @@ pub struct GenerateOptions {
 }
 
 impl GenerateOptions {
-    fn raw(&self) -> sys::ds_generate_options {
+    pub(crate) fn raw(&self) -> sys::ds_generate_options {
         sys::ds_generate_options {
             max_tokens: to_i64(self.max_tokens),
             temperature: self.temperature,
@@ -232,7 +232,7 @@ fn generate<F: FnMut(i32) -> ControlFlow<()>>(
 }
 
 impl<'m> Generator<'m> {
-    fn raw(&self) -> *mut sys::ds_generator {
+    pub(crate) fn raw(&self) -> *mut sys::ds_generator {
         self.handle.raw()
     }
 

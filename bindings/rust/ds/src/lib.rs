@@ -51,6 +51,7 @@ mod engine;
 mod error;
 pub mod experts;
 mod ffi;
+mod generate_batch;
 mod generator;
 mod io;
 pub mod json;
@@ -72,6 +73,7 @@ pub use dataset::Dataset;
 pub use element::{Bf16, Bool, DType, Element, F16};
 pub use engine::{BadGradient, Engine, EngineBuilder, EngineInfo, Skip, StepReport, Steps, Views};
 pub use error::{Error, Result, Status};
+pub use generate_batch::TextReply;
 pub use generator::{
     GenerateOptions, Generator, GeneratorInfo, GeneratorInterrupter, Tokens, WeightForm,
 };

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ds::{
     Batch, Comm, DType, Dataset, Engine, GenerateOptions, Generator, MemoryStore, Model, Parameter,
-    ReduceOp, Tensor, Tokenizer,
+    ReduceOp, Tensor, TextReply, Tokenizer,
 };
 
 const SHAPE: &str = r#"{"model_type": "gpt2", "vocab_size": 256, "n_positions": 8,
@@ -48,6 +48,10 @@ fn models(tokenizer: &Tokenizer, generator: &mut Generator<'_>) -> ds::Result<()
     let options = GenerateOptions::default();
     let some = generator.generate_with(&[1], &options, |_| ControlFlow::Break(()))?;
     assert_eq!(some.len(), 1);
+    let prompts = [vec![1], vec![2, 3]];
+    let end = [TextReply::EndText, TextReply::EndAll];
+    let some = generator.generate_batch_with(&prompts, &options, 0, |text, _| end[text])?;
+    assert_eq!(some.iter().map(Vec::len).sum::<usize>(), 2);
     Ok(())
 }
 

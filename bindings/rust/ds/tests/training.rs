@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use common::{trainer, weights, Scratch, CONFIG, SHAPE};
 use ds::json::Value;
 use ds::{
-    Batch, DType, Dataset, Engine, GenerateOptions, Generator, Model, Status, Tensor, Tokenizer,
-    WeightForm,
+    Batch, DType, Dataset, Engine, GenerateOptions, Generator, Model, Status, Tensor, TextReply,
+    Tokenizer, WeightForm,
 };
 
 #[test]
@@ -249,6 +249,123 @@ fn a_generator_streams_what_it_generates() {
     };
     let stopped = generator.generate(&[1, 2, 3], &stop).unwrap();
     assert!(stopped.len() <= 2 && tokens.starts_with(&stopped));
+}
+
+fn prompts() -> Vec<Vec<i32>> {
+    vec![
+        vec![72, 105],
+        vec![1],
+        (0..20).collect(),
+        vec![5, 6, 7],
+        vec![200; 9],
+    ]
+}
+
+fn sampling(seed: i64) -> GenerateOptions {
+    GenerateOptions {
+        max_tokens: 12,
+        temperature: 1.0,
+        top_k: 50,
+        seed,
+        ..Default::default()
+    }
+}
+
+#[test]
+fn texts_together_are_those_of_one_after_the_other() {
+    let model = Model::new(SHAPE, 3).unwrap();
+    let mut generator = Generator::new(&model).unwrap();
+    let expected: Vec<Vec<i32>> = (11..)
+        .zip(&prompts())
+        .map(|(seed, prompt)| generator.generate(prompt, &sampling(seed)).unwrap())
+        .collect();
+    for at_once in 0..4 {
+        let texts = generator.generate_batch(&prompts(), &sampling(11), at_once);
+        assert_eq!(texts.unwrap(), expected);
+    }
+    let stop = GenerateOptions {
+        stop_token: Some(expected[1][0]),
+        ..sampling(11)
+    };
+    let stopped = generator.generate_batch(&prompts(), &stop, 2).unwrap();
+    assert_eq!(stopped[1], []);
+    assert_eq!(stopped[0], generator.generate(&[72, 105], &stop).unwrap());
+
+    let none: [&[i32]; 0] = [];
+    let nothing = generator.generate_batch(&none, &sampling(1), 0).unwrap();
+    assert!(nothing.is_empty());
+    let empty: [&[i32]; 3] = [&[1, 2], &[], &[3]];
+    let error = generator.generate_batch(&empty, &sampling(1), 0);
+    let error = error.unwrap_err();
+    assert_eq!(error.status(), Status::InvalidArgument);
+    let text = error.message();
+    assert!(
+        text.contains("counts[1]") || text.contains("prompt 1"),
+        "{text}"
+    );
+    let wrong: [&[i32]; 3] = [&[1, 2], &[3], &[1000]];
+    let error = generator.generate_batch(&wrong, &sampling(1), 0);
+    let error = error.unwrap_err();
+    assert_eq!(error.status(), Status::InvalidArgument);
+    assert!(error.message().contains("prompt 2: "), "{error}");
+}
+
+#[test]
+fn a_closure_hears_several_texts_and_ends_one_or_all() {
+    let model = Model::new(SHAPE, 3).unwrap();
+    let mut generator = Generator::new(&model).unwrap();
+    let (prompts, options) = (prompts(), sampling(11));
+    let all = generator.generate_batch(&prompts, &options, 0).unwrap();
+
+    let mut heard = vec![Vec::new(); prompts.len()];
+    let some = generator.generate_batch_with(&prompts, &options, 2, |text, token| {
+        heard[text].push(token);
+        if text == 2 && heard[text].len() == 4 {
+            TextReply::EndText
+        } else {
+            TextReply::GoOn
+        }
+    });
+    let some = some.unwrap();
+    assert_eq!(some, heard);
+    assert_eq!(some[2], all[2][..4]);
+    for text in [0, 1, 3, 4] {
+        assert_eq!(some[text], all[text]);
+    }
+
+    let mut count = 0;
+    let some = generator.generate_batch_with(&prompts, &options, 2, |_, _| {
+        count += 1;
+        if count == 9 {
+            TextReply::EndAll
+        } else {
+            TextReply::GoOn
+        }
+    });
+    let some = some.unwrap();
+    assert_eq!(some.iter().map(Vec::len).sum::<usize>(), 9);
+    assert_eq!(some[2..], vec![Vec::<i32>::new(); 3], "two at once");
+    assert!(all
+        .iter()
+        .zip(&some)
+        .all(|(all, some)| all.starts_with(some)));
+
+    let panic = catch_unwind(AssertUnwindSafe(|| {
+        generator.generate_batch_with(&prompts, &options, 2, |text, _| {
+            assert!(text != 1, "text {text}");
+            TextReply::GoOn
+        })
+    }));
+    let panic = panic.unwrap_err();
+    assert_eq!(panic.downcast_ref::<String>().unwrap(), "text 1");
+    let interrupter = generator.interrupter();
+    let ended = generator.generate_batch_with(&prompts, &options, 2, |_, _| {
+        interrupter.interrupt();
+        TextReply::GoOn
+    });
+    assert_eq!(ended.unwrap_err().status(), Status::Aborted);
+    let again = generator.generate_batch(&prompts, &options, 0).unwrap();
+    assert_eq!(again, all);
 }
 
 #[test]

@@ -31,6 +31,13 @@ fn write_text(model: &Model) -> ds::Result<()> {
         let _ = std::io::stdout().flush();
     }
     println!();
+    let prompts = [
+        tokenizer.encode("You may", false)?,
+        tokenizer.encode("The", false)?,
+    ];
+    for text in generator.generate_batch(&prompts, &options, 0)? {
+        println!("together: {:?}", tokenizer.decode(&text, true)?);
+    }
     Ok(())
 }
 

@@ -30,6 +30,10 @@ final class Callbacks {
     return listener.token(token);
   }
 
+  static boolean textToken(TextTokenListener listener, int text, int token) {
+    return listener.token(text, token);
+  }
+
   static void put(KeyValueStore store, byte[] key, byte[] value) {
     store.put(Marshal.text(key), value);
   }

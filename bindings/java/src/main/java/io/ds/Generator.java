@@ -44,7 +44,7 @@ public final class Generator extends NativeObject {
 
   /**
    * Of a rank without a text, among ranks that share experts: computes what the others' texts need of its experts, until
-   * every rank's {@link #generate} is done. Without other ranks it returns at once.
+   * every rank's {@link #generate} and {@link #generateBatch} is done. Without other ranks it returns at once.
    */
   public void takePart() {
     Native.ds_generator_take_part(this);
@@ -129,6 +129,57 @@ public final class Generator extends NativeObject {
   }
 
   /**
+   * Continues several prompts together, at most 16 at a time.
+   *
+   * @param prompts token ids of each, one or more
+   * @param options for each text, null for the defaults; text i has the seed of the options + i
+   * @return the new tokens of each, as {@link #generate(int[], GenerateOptions)} gives them
+   */
+  public int[][] generateBatch(int[][] prompts, GenerateOptions options) {
+    return generateBatch(prompts, options, 0, null);
+  }
+
+  /**
+   * Continues several prompts together and tells each token when it is there. Where one text ends the next prompt takes its
+   * place.
+   *
+   * <p>On a CPU with atOnce up to 16 each text is that of {@link #generate(int[], GenerateOptions)} with its prompt and seed,
+   * bit for bit.
+   *
+   * @param prompts token ids of each, one or more
+   * @param options for each text, null for the defaults; text i has the seed of the options + i
+   * @param atOnce how many go through the model together at most; 0 means 16
+   * @param listener hears each new token and may end its text; null for none
+   * @return the new tokens of each
+   * @throws DsException.InvalidArgument says which prompt is meant
+   * @throws DsException.Aborted after {@link #interrupt}
+   * @throws DsException.State when an engine trains the model at this moment
+   */
+  public int[][] generateBatch(int[][] prompts, GenerateOptions options, long atOnce, TextTokenListener listener) {
+    long[] counts = Arrays.stream(prompts).mapToLong(prompt -> prompt.length).toArray();
+    long[] newIds = new long[1];
+    long[] newCounts = new long[1];
+    try (Tensor ids = Tensor.of(Arrays.stream(prompts).flatMapToInt(Arrays::stream).toArray()); Tensor each = Tensor.of(counts);
+        ds_generate_options chosen = options == null ? null : options.make()) {
+      Native.generate_batch(this, ids, each, atOnce, chosen, listener, newIds, newCounts);
+    }
+    try (Tensor ids = new Tensor(newIds[0]); Tensor each = new Tensor(newCounts[0])) {
+      return split(ids.ints(), each.longs());
+    }
+  }
+
+  private static int[][] split(int[] ids, long[] counts) {
+    int[][] texts = new int[counts.length][];
+    int from = 0;
+    for (int i = 0; i < counts.length; ++i) {
+      int to = from + (int) counts[i];
+      texts[i] = Arrays.copyOfRange(ids, from, to);
+      from = to;
+    }
+    return texts;
+  }
+
+  /**
    * Continues a text.
    *
    * @param tokenizer of the model
@@ -141,7 +192,7 @@ public final class Generator extends NativeObject {
   }
 
   /**
-   * Ends the {@link #generate} that runs now, on another thread, before its next token; it throws
+   * Ends the {@link #generate} or {@link #generateBatch} that runs now, on another thread, before its next token; it throws
    * {@link DsException.Aborted}.
    */
   public void interrupt() {

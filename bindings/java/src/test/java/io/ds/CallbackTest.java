@@ -95,6 +95,34 @@ class CallbackTest {
   }
 
   @Test
+  void tokensOfSeveralTextsAreHeardAndMayEndOne() {
+    int[][] prompts = {{1}, {2, 3, 4}, {5, 6}};
+    try (Model model = Fixtures.model(); Generator generator = Generator.of(model)) {
+      GenerateOptions options = new GenerateOptions().maxTokens(9).temperature(1).seed(4);
+      int[][] all = generator.generateBatch(prompts, options);
+      List<List<Integer>> heard = List.of(new ArrayList<>(), new ArrayList<>(), new ArrayList<>());
+      Thread caller = Thread.currentThread();
+      int[][] some = generator.generateBatch(prompts, options, 2, (text, token) -> {
+        assertSame(caller, Thread.currentThread());
+        heard.get(text).add(token);
+        return text != 1 || heard.get(text).size() < 4;
+      });
+      for (int i = 0; i < prompts.length; ++i) {
+        assertArrayEquals(some[i], heard.get(i).stream().mapToInt(Integer::intValue).toArray());
+        assertArrayEquals(i == 1 ? java.util.Arrays.copyOf(all[i], 4) : all[i], some[i]);
+      }
+      IllegalStateException mine = new IllegalStateException("mine");
+      assertSame(mine, assertThrows(IllegalStateException.class, () -> generator.generateBatch(prompts, options, 0, (text, token) -> {
+        if (text == 1) {
+          throw mine;
+        }
+        return true;
+      })));
+      assertArrayEquals(all, generator.generateBatch(prompts, options), "and the generator goes on");
+    }
+  }
+
+  @Test
   void theLogReachesItsSinkFromAnyThread() throws Exception {
     List<String> heard = new CopyOnWriteArrayList<>();
     AtomicReference<Throwable> handled = new AtomicReference<>();
@@ -160,6 +188,10 @@ class CallbackTest {
       generator.interrupt();
       ExecutionException ended = assertThrows(ExecutionException.class, () -> writing.get(30, TimeUnit.SECONDS));
       assertTrue(ended.getCause() instanceof DsException.Aborted, String.valueOf(ended.getCause()));
+      assertThrows(DsException.Aborted.class, () -> generator.generateBatch(new int[][] {{1}, {2}}, null, 0, (text, token) -> {
+        generator.interrupt();
+        return true;
+      }));
     }
   }
 }

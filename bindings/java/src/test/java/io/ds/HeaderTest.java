@@ -69,6 +69,7 @@ class HeaderTest {
     String all = sources()
         .replaceAll("Native::?\\.?end_(ds_\\w+)", "Native.$1_destroy")
         .replace("Native.start_collective", "Native.ds_comm_start")
+        .replace("Native.generate_batch", "Native.ds_generator_generate_batch")
         .replace("Native.run_transfer", "Native.ds_io_run")
         .replace("Native.start_transfer", "Native.ds_io_start")
         .replace("Native.parameter_list_model", "Native.ds_model_create_from_parameters");

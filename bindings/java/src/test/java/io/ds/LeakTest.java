@@ -126,6 +126,18 @@ class LeakTest {
     try (Model model = Fixtures.model(); Generator generator = Generator.of(model)) {
       GenerateOptions options = new GenerateOptions().maxTokens(10);
       grows("token callbacks by ten", 1_000, () -> generator.generate(new int[] {1}, options, token -> calls.incrementAndGet() > 0));
+      int[][] prompts = {{1}, {2, 3}};
+      grows("texts together", 1_000, () -> generator.generateBatch(prompts, options, 0, (text, token) -> calls.incrementAndGet() > 0));
+      grows("texts together that fail", 2_000, () -> {
+        try {
+          generator.generateBatch(prompts, options, 0, (text, token) -> {
+            throw new IllegalStateException("mine");
+          });
+        } catch (IllegalStateException e) {
+          return;
+        }
+        throw new AssertionError();
+      });
       grows("token callbacks that throw", 2_000, () -> {
         try {
           generator.generate(new int[] {1}, options, token -> {

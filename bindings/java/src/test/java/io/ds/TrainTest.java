@@ -297,4 +297,35 @@ class TrainTest {
       assertTrue(stopped.length <= 3, stopped.length + " tokens");
     }
   }
+
+  @Test
+  void textsTogetherAreThoseOfOneAfterTheOther() {
+    int[][] prompts = {{72, 105}, {1}, java.util.stream.IntStream.range(0, 20).toArray(), {5, 6, 7}, {200, 200, 200, 200}};
+    try (Model model = Fixtures.model(); Generator generator = Generator.of(model)) {
+      int[][] expected = new int[prompts.length][];
+      for (int i = 0; i < prompts.length; ++i) {
+        expected[i] = generator.generate(prompts[i], new GenerateOptions().maxTokens(12).temperature(1).topK(50).seed(11 + i));
+      }
+      GenerateOptions options = new GenerateOptions().maxTokens(12).temperature(1).topK(50).seed(11);
+      assertArrayEquals(expected, generator.generateBatch(prompts, options));
+      for (int atOnce = 1; atOnce < 4; ++atOnce) {
+        assertArrayEquals(expected, generator.generateBatch(prompts, options, atOnce, null));
+      }
+      assertEquals(64, generator.generateBatch(prompts, null)[1].length);
+      options.stopToken(expected[1][0]);
+      int[][] stopped = generator.generateBatch(prompts, options, 2, null);
+      assertEquals(0, stopped[1].length);
+      assertArrayEquals(generator.generate(prompts[0], options), stopped[0]);
+
+      assertArrayEquals(new int[0][], generator.generateBatch(new int[0][], options));
+      DsException.InvalidArgument empty =
+          assertThrows(DsException.InvalidArgument.class, () -> generator.generateBatch(new int[][] {{1, 2}, {}, {3}}, null));
+      assertTrue(empty.getMessage().matches(".*(counts\\[1\\]|prompt 1).*"), empty.getMessage());
+      DsException.InvalidArgument wrong =
+          assertThrows(DsException.InvalidArgument.class, () -> generator.generateBatch(new int[][] {{1, 2}, {3}, {1000}}, null));
+      assertTrue(wrong.getMessage().contains("prompt 2: "), wrong.getMessage());
+      assertThrows(DsException.InvalidArgument.class, () -> generator.generateBatch(prompts, null, -1, null));
+      assertThrows(NullPointerException.class, () -> generator.generateBatch(new int[][] {{1}, null}, null));
+    }
+  }
 }
