@@ -26,9 +26,10 @@ PromptsArgument::PromptsArgument(const ds_prompts* given) {
   std::span<const int32_t> rest = ids_;
   const std::vector<int32_t> counts = list_of(in.counts, "prompts.counts");
   for (size_t i = 0; i < counts.size(); ++i) {
-    DS_CHECK(counts[i] >= 1 && counts[i] <= std::ssize(rest), Code::kInvalidArgument,
+    // An empty prompt is refused where other ranks' texts go on.
+    DS_CHECK(counts[i] >= 0 && counts[i] <= std::ssize(rest), Code::kInvalidArgument,
              "prompts.counts[", i, "] is ", counts[i], ", where ", rest.size(), " of the ",
-             ids_.size(), " tokens of prompts.ids are left; each prompt has 1 or more");
+             ids_.size(), " tokens of prompts.ids are left");
     prompts_.push_back(rest.first(static_cast<size_t>(counts[i])));
     rest = rest.subspan(static_cast<size_t>(counts[i]));
   }

@@ -158,7 +158,7 @@ TEST(CapiBatchGeneration, RefusesWhatAreNoPrompts) {
   };
   EXPECT_EQ(message({}, {}), "no error");
   EXPECT_EQ(message({1, 2, 3}, {1, 2}), "no error");
-  EXPECT_THAT(message({1, 2, 3}, {1, 0, 2}), HasSubstr("prompts.counts[1] is 0, where 2 of the 3"));
+  EXPECT_THAT(message({1, 2, 3}, {1, 0, 2}), HasSubstr("prompt 1: the prompt is empty"));
   EXPECT_THAT(message({1, 2, 3}, {-1}), HasSubstr("prompts.counts[0] is -1"));
   EXPECT_THAT(message({1, 2, 3}, {2, 2}), HasSubstr("prompts.counts[1] is 2, where 1 of the 3"));
   EXPECT_THAT(message({1, 2, 3}, {2}), HasSubstr("leaves 1 of the 3 tokens of prompts.ids"));

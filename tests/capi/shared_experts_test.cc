@@ -114,15 +114,17 @@ TEST(SharedExperts, CallsOfSeveralTextsThatEndEarly) {
   run_ranks(2, [](libds::Comm& comm) {
     const Model model = Model::create(kMixtral, 5);
     Generator shared(model, comm), whole(model, R"({"weights": "fp32"})");
-    for (const bool refused : {true, false}) {
+    const std::vector<int32_t> outside{61}, empty;
+    for (const std::vector<int32_t>* const refused :
+         {&outside, &empty, static_cast<const std::vector<int32_t>*>(nullptr)}) {
       if (comm.rank() == 1) {
         EXPECT_EQ(shared.generate(prompt_of(1), how(1, false)),
                   whole.generate(prompt_of(1), how(1, false)));
         continue;
       }
-      if (refused) {
+      if (refused != nullptr) {
         const libds::Error error = error_of([&] {
-          shared.generate_batch({{1, 2}, {61}}, how(0, false));
+          shared.generate_batch({{1, 2}, *refused}, how(0, false));
         });
         EXPECT_EQ(error.status(), DS_ERR_INVALID_ARGUMENT);
         EXPECT_THAT(error.what(), HasSubstr("prompt 1: "));

@@ -304,9 +304,8 @@ int32_t ds_jni_token(void* listener, int32_t token) {
 ds_text_reply ds_jni_text_token(void* listener, int64_t text, int32_t token) {
   JNIEnv* env = environment();
   if (env == NULL) return DS_TEXTS_END;
-  const jboolean on =
-      (*env)->CallStaticBooleanMethod(env, java.callbacks, java.text_token, (jobject)listener,
-                                      (jint)text, (jint)token);
+  const jboolean on = (*env)->CallStaticBooleanMethod(env, java.callbacks, java.text_token,
+                                                      (jobject)listener, (jint)text, (jint)token);
   if (caught(env)) return DS_TEXTS_END;
   return on ? DS_TEXT_GOES_ON : DS_TEXT_ENDS;
 }

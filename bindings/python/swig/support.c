@@ -240,8 +240,8 @@ static int32_t ds_py_text_reply(PyObject* result) {
 /* A ds_text_token_fn; `user_data` is the function or NULL. */
 static ds_text_reply ds_py_on_text_token(void* user_data, int64_t text, int32_t token) {
   if (!user_data && !ds_py_may_handle_signals()) return DS_TEXT_GOES_ON;
-  const int32_t reply = ds_py_call_back((PyObject*)user_data, ds_py_text_reply, "(Li)",
-                                        (long long)text, (int)token);
+  const int32_t reply =
+      ds_py_call_back((PyObject*)user_data, ds_py_text_reply, "(Li)", (long long)text, (int)token);
   return reply < 0 ? DS_TEXTS_END : reply;
 }
 
