@@ -26,7 +26,7 @@ std::vector<std::string> weight_files(const std::string& folder) {
     names.insert(file.get<std::string>());
   }
   std::vector<std::string> out(names.begin(), names.end());
-  out.push_back(kIndex);
+  out.emplace_back(kIndex);
   return out;
 }
 

@@ -65,8 +65,11 @@ RunLock::RunLock(const std::string& folder) : path_(folder + "/.ds-lock") {
       if (error == EWOULDBLOCK) {
         const std::string who = holder(fd_);
         ::close(fd_);
-        throw Failure("another run saves to " + folder + ": " + who +
-                      ". Wait for its end or end it, or give --save another folder");
+        throw Failure(std::string("another run saves to ")
+                          .append(folder)
+                          .append(": ")
+                          .append(who)
+                          .append(". Wait for its end or end it, or give --save another folder"));
       }
       std::cerr << "ds: warning: cannot lock " << path_ << ": " << std::strerror(error)
                 << "; nothing keeps another run from saving to " << folder << "\n";

@@ -8,9 +8,11 @@ namespace tool {
 namespace {
 
 // Only these may be touched by a signal handler; a process has one set of handlers.
+// NOLINTBEGIN(cppcoreguidelines-avoid-non-const-global-variables)
 volatile std::sig_atomic_t stop_signal = 0;
 volatile std::sig_atomic_t insisted = 0;  // whether SIGINT or SIGTERM was among them
 volatile std::sig_atomic_t save_asked = 0;
+// NOLINTEND(cppcoreguidelines-avoid-non-const-global-variables)
 
 extern "C" void on_stop(int number) {
   if (number == SIGINT || number == SIGTERM) {
