@@ -1,9 +1,9 @@
 // Rows of quantised weights: codes against the rounding in double, products against the weights
 // that the codes stand for.
 #include "kernels/case_util.h"
-#include "kernels/gemv/gemv.h"
 #include "kernels/matmul/matmul.h"
 #include "kernels/quantize/quantize.h"
+#include "ops/gemv.h"
 #include "ops/quantized_linear.h"
 #include "tensor/transfer.h"
 
@@ -115,7 +115,7 @@ CaseResult check(const OpContext& ctx, uint64_t seed, DType dtype, const ops::Qu
                            .magnitude = magnitude.data()});
       // The bound of tests/kernels/cases_linear.cc. Sums over codes reach 15 steps where elements
       // reach 8; for many rows the weights are rounded to the type of x first.
-      const bool many = s.m > kernels::kMaxGemvRows;
+      const bool many = !ops::few_rows(x);
       const double sum = 8 * std::sqrt(static_cast<double>(s.k) + 2) * 0x1p-24;
       Tolerance tolerance{sum + storage_roundoff(out) + (many ? storage_roundoff(dtype) : 0), sum};
       // Rows as codes are off by half a step of the largest number at most, where a CPU has that.
