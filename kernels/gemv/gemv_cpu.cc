@@ -4,6 +4,9 @@
 
 #include <algorithm>
 
+#include "kernels/cpu.h"
+#include "kernels/gemv/gemv_pairs.h"
+#include "kernels/gemv/put.h"
 #include "kernels/gemv/scratch.h"
 #include "kernels/simd_targets.h"
 
@@ -128,21 +131,6 @@ HWY_INLINE void dot_block(const T* w, int64_t k, const float* x, int64_t ahead,
   }
 }
 
-template <class T>
-void put(FloatType out, void* y, int64_t at, const T* bias, int64_t j, float sum) {
-  if (bias != nullptr) sum += to_float(bias[j]);
-  switch (out) {
-    case FloatType::kBFloat16:
-      static_cast<bfloat16*>(y)[at] = to_bfloat16(sum);
-      break;
-    case FloatType::kFloat16:
-      static_cast<float16*>(y)[at] = to_float16(sum);
-      break;
-    default:
-      static_cast<float*>(y)[at] = sum;
-  }
-}
-
 template <int kR, int kT, class T>
 void block(const Gemv& call, const float* rows, int64_t j, int64_t t) {
   const T* w = static_cast<const T*>(call.w);
@@ -150,8 +138,8 @@ void block(const Gemv& call, const float* rows, int64_t j, int64_t t) {
   dot_block<kR, kT>(w + j * call.k, call.k, rows + t * gemv_padded(call.k), kR * call.k, out);
   for (int r = 0; r < kR; ++r) {
     for (int i = 0; i < kT; ++i) {
-      put(call.out, call.y, (t + i) * call.n + j + r, static_cast<const T*>(call.bias), j + r,
-          out[r][i]);
+      put_sum(call.out, call.y, (t + i) * call.n + j + r, static_cast<const T*>(call.bias), j + r,
+              out[r][i]);
     }
   }
 }
@@ -180,12 +168,21 @@ void run(const Gemv& call, const float* rows, int64_t begin, int64_t end) {
 }
 
 void prepare_f32(const Gemv& call, float* rows) { prepare<float>(call, rows); }
-void prepare_bf16(const Gemv& call, float* rows) { prepare<bfloat16>(call, rows); }
+// Whether the products of pairs take the place of fp32's.
+bool takes_pairs() { return HWY_MAX_BYTES >= 64 && cpu_features().avx512_bf16; }
+
+void prepare_bf16(const Gemv& call, float* rows) {
+  if (takes_pairs()) return gemv_pairs_prepare(call, reinterpret_cast<uint16_t*>(rows));
+  prepare<bfloat16>(call, rows);
+}
 void prepare_f16(const Gemv& call, float* rows) { prepare<float16>(call, rows); }
 void run_f32(const Gemv& call, const float* rows, int64_t begin, int64_t end) {
   run<float>(call, rows, begin, end);
 }
 void run_bf16(const Gemv& call, const float* rows, int64_t begin, int64_t end) {
+  if (takes_pairs()) {
+    return gemv_pairs_run(call, reinterpret_cast<const uint16_t*>(rows), begin, end);
+  }
   run<bfloat16>(call, rows, begin, end);
 }
 void run_f16(const Gemv& call, const float* rows, int64_t begin, int64_t end) {
