@@ -52,7 +52,7 @@ FamilyBase::Projection FamilyBase::projection(const std::string& name, int64_t o
                                               int64_t expert) {
   nn::Parameter p{name + ".weight", {out, in}, nn::Init::kNormal, std, true, true, {}};
   p.projection = p.may_be_tiled = true;
-  p.split = std::move(split);
+  p.split = split;
   p.expert = expert;
   Projection made;
   made.weight = parameters_.add(std::move(p));

@@ -17,6 +17,7 @@ struct StateTensor {
 
 // Of equal length. Masters are fp32, or split into bf16 `weight` and uint16 `low`, or in the
 // model's own type, without a copy.
+// NOLINTNEXTLINE(bugprone-reserved-identifier,readability-identifier-naming): the copy of an array
 struct UpdateTensors {
   Tensor master;
   Tensor weight;

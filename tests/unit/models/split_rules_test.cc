@@ -39,7 +39,14 @@ TEST_P(FamilySplitRules, ShareEveryLayerBetweenTwoRanks) {
     const nn::ParamId bias = parameters.lookup(p.name.substr(0, p.name.size() - 6) + "bias");
     if (bias == nn::kNoParam) continue;
     // A bias has the rows of its weight.
-    EXPECT_EQ(nn::shard_spec(parameters[bias], mesh, 1).local[0], spec.local[0]);
+    const ShardSpec of_bias = nn::shard_spec(parameters[bias], mesh, 1);
+    EXPECT_EQ(of_bias.local[0], spec.local[0]);
+    if (p.split.kind != SplitRule::Kind::kRows) continue;
+    ASSERT_EQ(of_bias.boxes.size(), spec.boxes.size());
+    for (size_t i = 0; i < spec.boxes.size(); ++i) {
+      EXPECT_EQ(of_bias.boxes[i].global.offset[0], spec.boxes[i].global.offset[0]);
+      EXPECT_EQ(of_bias.boxes[i].global.extent[0], spec.boxes[i].global.extent[0]);
+    }
   }
 }
 
