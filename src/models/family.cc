@@ -48,7 +48,7 @@ nn::ParamId FamilyBase::vector(const std::string& name, int64_t size, nn::Init i
 }
 
 FamilyBase::Projection FamilyBase::projection(const std::string& name, int64_t out, int64_t in,
-                                              double std, bool bias, SplitRule split,
+                                              double std, bool bias, const SplitRule& split,
                                               int64_t expert) {
   nn::Parameter p{name + ".weight", {out, in}, nn::Init::kNormal, std, true, true, {}};
   p.projection = p.may_be_tiled = true;

@@ -40,7 +40,7 @@ class FamilyBase : public Architecture {
   // NAME.weight [out, in] and, with `bias`, NAME.bias [out]; the weight may carry an adapter.
   // `split` is the weight's; with experts in it the layer is that of number `expert`.
   Projection projection(const std::string& name, int64_t out, int64_t in, double std, bool bias,
-                        SplitRule split = {}, int64_t expert = -1);
+                        const SplitRule& split = {}, int64_t expert = -1);
   // A weight NAME.weight that is multiplied head by head, too: in one piece, and never in codes.
   nn::ParamId read_by_heads(const std::string& name, int64_t out, int64_t in, double std,
                             SplitRule split);
