@@ -56,7 +56,7 @@ void generate(libds::Generator& generator, int64_t texts, int64_t length, int64_
   const auto on_token = [&](int64_t text, int32_t) {
     ++tokens;
     ++count[static_cast<size_t>(text)];
-    // Texts of a pass are told of from the last to the first.
+    // The tokens of a pass come from the last text to the first.
     if (text != 0) return true;
     const double at = now();
     if (count[0] > 2) seen.passes.push_back((at - last) * 1e3);
