@@ -55,7 +55,18 @@ uint64_t BulkRead::held(const Block& block) const {
   return block.buffer ? static_cast<uint64_t>(buffers_.buffer_bytes()) : block.end - block.begin;
 }
 
-bool BulkRead::start_next() {
+// Calls fn(part, from, to) for what parts have in [begin, end) of a block.
+template <class Fn>
+void BulkRead::each_part(const Block& block, uint64_t begin, uint64_t end, const Fn& fn) const {
+  const auto parts = parts_.subspan(block.part);
+  auto part = std::partition_point(parts.begin(), parts.end(),
+                                   [&](const BlobPart& p) { return p.end() <= begin; });
+  for (; part != parts.end() && part->offset < end; ++part) {
+    fn(*part, std::max(part->offset, begin), std::min(part->end(), end));
+  }
+}
+
+bool BulkRead::start_next(const PartNotice& notice) {
   while (part_ < parts_.size() && parts_[part_].end() <= at_) ++part_;
   if (part_ == parts_.size()) return false;
   at_ = std::max(at_, parts_[part_].offset / chunk_ * chunk_);
@@ -77,23 +88,13 @@ bool BulkRead::start_next() {
     block.data = block.buffer.data();
   }
   at_ = block.end;
+  if (notice) each_part(block, block.begin, block.end, notice);
   const auto bytes = static_cast<size_t>(block.end - block.begin);
   const std::span<std::byte> target(block.data, bytes);
   blocks_.push_back(std::move(block));
   blocks_.back().ticket = queue_.read(file_, static_cast<int64_t>(blocks_.back().begin), target);
   on_way_ += held(blocks_.back());
   return true;
-}
-
-// Calls fn(part, from, to) for what parts have in [begin, end) of a block.
-template <class Fn>
-void BulkRead::each_part(const Block& block, uint64_t begin, uint64_t end, const Fn& fn) const {
-  const auto parts = parts_.subspan(block.part);
-  auto part = std::partition_point(parts.begin(), parts.end(),
-                                   [&](const BlobPart& p) { return p.end() <= begin; });
-  for (; part != parts.end() && part->offset < end; ++part) {
-    fn(*part, std::max(part->offset, begin), std::min(part->end(), end));
-  }
 }
 
 bool BulkRead::finish(const Block& block, const std::function<bool(uint64_t)>& on_damage) {
@@ -139,11 +140,11 @@ bool BulkRead::finish(const Block& block, const std::function<bool(uint64_t)>& o
   return true;
 }
 
-void BulkRead::run(std::span<const BlobPart> parts,
-                   const std::function<bool(uint64_t)>& on_damage) {
+void BulkRead::run(std::span<const BlobPart> parts, const std::function<bool(uint64_t)>& on_damage,
+                   const PartNotice& notice) {
   parts_ = parts;
   for (;;) {
-    while (on_way_ < kWindow && start_next()) {
+    while (on_way_ < kWindow && start_next(notice)) {
     }
     if (blocks_.empty()) return;
     queue_.wait(blocks_.front().ticket);

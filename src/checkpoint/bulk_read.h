@@ -34,6 +34,10 @@ struct BlobPart {
   uint64_t end() const { return offset + bytes; }
 };
 
+// Told that bytes [begin, end) of the blob, which lie in a part, are about to be asked for: what is
+// in their place then is still what was there.
+using PartNotice = std::function<void(const BlobPart& part, uint64_t begin, uint64_t end)>;
+
 // Holds up to 40 MiB of buffers, less the more goes straight to its place.
 class BulkRead {
  public:
@@ -44,8 +48,9 @@ class BulkRead {
   // read and checked once. Sinks are called by this thread, in order. Tells `on_damage` of each
   // chunk that does not match its checksum: false ends the work. Where such a chunk lies, a target
   // holds anything, and a sink is not called. For one call: what is still on its way when it ends
-  // goes nowhere.
-  void run(std::span<const BlobPart> parts, const std::function<bool(uint64_t chunk)>& on_damage);
+  // goes nowhere. `notice`, if there is one, hears of everything once, by this thread.
+  void run(std::span<const BlobPart> parts, const std::function<bool(uint64_t chunk)>& on_damage,
+           const PartNotice& notice = {});
 
   // Less is read as well by ordinary calls.
   static constexpr uint64_t kLeastBytes = uint64_t{4} << 20;
@@ -62,7 +67,7 @@ class BulkRead {
   uint64_t chunk_end(uint64_t begin) const;
   std::byte* place_of(uint64_t begin, const BlobPart& part, uint64_t* end) const;
   uint64_t held(const Block& block) const;
-  bool start_next();
+  bool start_next(const PartNotice& notice);
   bool finish(const Block& block, const std::function<bool(uint64_t)>& on_damage);
   template <class Fn>
   void each_part(const Block& block, uint64_t begin, uint64_t end, const Fn& fn) const;

@@ -1,5 +1,6 @@
 // Reading and checking many tensors at once, in the order in which they lie on the disk.
 #include <algorithm>
+#include <utility>
 
 #include "checkpoint/reader.h"
 
@@ -89,20 +90,35 @@ std::vector<std::vector<BlobPart>> CheckpointReader::parts_of(
   return parts;
 }
 
-void CheckpointReader::read_all(std::span<const TensorTarget> targets) const {
+void CheckpointReader::read_all(std::span<const TensorTarget> targets,
+                                const OverwriteNotice& notice) const {
+  std::vector<char> told(targets.size(), 0);  // of what sinks write
+  const auto tell_of_sink = [&](size_t item) {
+    if (std::exchange(told[item], 1) != 0) return;
+    for (const std::span<std::byte> memory : targets[item].sink_memory) notice(memory);
+  };
+  PartNotice tell;
+  if (notice) {
+    tell = [&](const BlobPart& part, uint64_t begin, uint64_t end) {
+      if (part.target == nullptr) return tell_of_sink(part.item);
+      notice({part.target + (begin - part.offset), static_cast<size_t>(end - begin)});
+    };
+  }
   std::vector<size_t> scattered;
   std::vector<std::vector<BlobPart>> parts = parts_of(targets, true, scattered);
   for (size_t blob = 0; blob < parts.size(); ++blob) {
     sort_by_place(parts[blob]);
-    read_parts(*blobs_[blob], parts[blob], targets);
+    read_parts(*blobs_[blob], parts[blob], targets, tell);
   }
   for (const size_t i : scattered) {
     const TensorTarget& target = targets[i];
     const ElementRange wanted = wanted_range(target);
     if (!target.sink) {
+      if (notice) notice(target.out);
       read_range(*target.tensor, wanted.begin, wanted.end, target.out);
       continue;
     }
+    if (notice) tell_of_sink(i);
     const int64_t size = dtype_size(target.tensor->meta.dtype);
     const int64_t piece = kPieceBytes / size;
     std::vector<std::byte> bytes;
@@ -136,13 +152,14 @@ void CheckpointReader::check_all(std::span<const TensorTarget> targets) const {
       done = end;
     }
     std::erase_if(list, [](const BlobPart& part) { return part.bytes == 0; });
-    read_parts(*blobs_[blob], list, targets);
+    read_parts(*blobs_[blob], list, targets, {});
   }
 }
 
 // `parts` rise by offset.
 void CheckpointReader::read_parts(const BlobReader& blob, std::span<const BlobPart> parts,
-                                  std::span<const TensorTarget> targets) const {
+                                  std::span<const TensorTarget> targets,
+                                  const PartNotice& notice) const {
   const auto name = [&](const BlobPart& part) { return targets[part.item].tensor->meta.text(); };
   const BlobRecord& record = blob.record();
   const bool sinks = std::any_of(parts.begin(), parts.end(),
@@ -152,10 +169,11 @@ void CheckpointReader::read_parts(const BlobReader& blob, std::span<const BlobPa
   if (parts.empty()) return;
   if (record.size >= BulkRead::kLeastBytes && (whole_elements || !sinks) && !overlap(parts)) {
     std::optional<uint64_t> damaged;
-    BulkRead(blob.path(), record, pool_).run(parts, [&](uint64_t chunk) {
+    const auto on_damage = [&](uint64_t chunk) {
       damaged = chunk;
       return false;
-    });
+    };
+    BulkRead(blob.path(), record, pool_).run(parts, on_damage, notice);
     if (!damaged) return;
     const auto part = std::partition_point(parts.begin(), parts.end(), [&](const BlobPart& p) {
       return p.end() <= blob.chunk_begin(*damaged);
@@ -165,6 +183,7 @@ void CheckpointReader::read_parts(const BlobReader& blob, std::span<const BlobPa
   const auto index = static_cast<uint32_t>(&record - manifest_->blobs.data());
   std::vector<std::byte> scratch;
   for (const BlobPart& part : parts) {
+    if (notice) notice(part, part.offset, part.end());
     if (part.target != nullptr) {
       read_blob({index, part.offset, part.bytes}, {part.target, static_cast<size_t>(part.bytes)},
                 name(part));

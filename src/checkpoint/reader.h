@@ -51,7 +51,13 @@ struct TensorTarget {
   std::span<std::byte> out;
   PieceSink sink;
   std::optional<ElementRange> range = {};  // none: the whole tensor
+  // Memory of the host that the sink writes, if that is all it writes: for whoever keeps what was
+  // there.
+  std::vector<std::span<std::byte>> sink_memory = {};
 };
+
+// Told of memory that is about to be overwritten.
+using OverwriteNotice = std::function<void(std::span<std::byte> memory)>;
 
 class CheckpointReader {
  public:
@@ -86,8 +92,9 @@ class CheckpointReader {
                   std::span<std::byte> out) const;
 
   // All of them in the order of the files, at the speed of the disk: large ones arrive in their
-  // places without a copy. After an error the targets hold anything.
-  void read_all(std::span<const TensorTarget> targets) const;
+  // places without a copy. After an error the targets hold anything, but only those of which
+  // `notice` was told: of every place before it changes, by this thread.
+  void read_all(std::span<const TensorTarget> targets, const OverwriteNotice& notice = {}) const;
   // Reads and checks what read_all would read, and hands nothing out.
   void check_all(std::span<const TensorTarget> targets) const;
 
@@ -124,7 +131,7 @@ class CheckpointReader {
   std::vector<std::vector<BlobPart>> parts_of(std::span<const TensorTarget> targets, bool places,
                                               std::vector<size_t>& scattered) const;
   void read_parts(const BlobReader& blob, std::span<const BlobPart> parts,
-                  std::span<const TensorTarget> targets) const;
+                  std::span<const TensorTarget> targets, const PartNotice& notice) const;
   [[noreturn]] void fail_damaged(const BlobReader& blob, uint64_t chunk,
                                  std::string_view item) const;
   Damage damage(const BlobReader& blob, uint64_t first_chunk, uint64_t last_chunk) const;

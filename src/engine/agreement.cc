@@ -56,6 +56,14 @@ void agree(const OpContext& ctx, Communicator& comm, std::string_view what,
       str_cat(what, " failed on rank ", rank, ": ", comm::peer_text(text, size_t{1} << 16)));
 }
 
+bool on_every_rank(const OpContext& ctx, Communicator& comm, std::string_view what, bool here) {
+  if (comm.size() == 1) return here;
+  const Tensor all = host_tensor(ctx, comm, DType::kInt32, 1);
+  *all.data<int32_t>() = here ? 1 : 0;
+  comm.all_reduce(all, ReduceOp::kMin, {.label = what, .blocking = true})->wait();
+  return *all.data<int32_t>() == 1;
+}
+
 std::string broadcast_text(const OpContext& ctx, Communicator& comm, std::string_view text,
                            int root) {
   if (comm.size() == 1) return std::string(text);

@@ -25,6 +25,9 @@ class AgreedError : public Error {
 void agree(const OpContext& ctx, Communicator& comm, std::string_view what,
            const std::function<void()>& body);
 
+// Collective: whether it holds on every rank.
+bool on_every_rank(const OpContext& ctx, Communicator& comm, std::string_view what, bool here);
+
 // Collective: the text of rank `root`.
 std::string broadcast_text(const OpContext& ctx, Communicator& comm, std::string_view text,
                            int root = 0);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/system_memory.h"
 #include "base/text.h"
 #include "checkpoint/reader.h"
 #include "engine/agreement.h"
@@ -13,6 +14,7 @@
 #include "engine/data_feed.h"
 #include "engine/fp8_steps.h"
 #include "engine/open_step.h"
+#include "engine/overwritten_memory.h"
 #include "engine/parameter_scopes.h"
 #include "engine/rate_config.h"
 #include "engine/restore_targets.h"
@@ -41,6 +43,45 @@ struct CheckpointLoader::Restored {
 };
 
 namespace {
+
+constexpr const char* kLoading = "loading a checkpoint";
+
+// Targets in parts: so much at a time that a caller can watch and end a load, and that the disk
+// never notices.
+class TargetParts {
+ public:
+  explicit TargetParts(std::span<const TensorTarget> targets) : rest_(targets) {
+    for (const TensorTarget& target : targets) bytes_ += bytes_of(target);
+  }
+
+  int64_t bytes() const { return bytes_; }
+  int64_t bytes_taken() const { return taken_; }
+  bool finished() const { return rest_.empty(); }
+  std::span<const TensorTarget> rest() const { return rest_; }
+
+  std::span<const TensorTarget> take() {
+    size_t count = 0;
+    for (int64_t part = 0; count < rest_.size() && part < kPartBytes; ++count) {
+      part += bytes_of(rest_[count]);
+      taken_ += bytes_of(rest_[count]);
+    }
+    const std::span<const TensorTarget> part = rest_.first(count);
+    rest_ = rest_.subspan(count);
+    return part;
+  }
+
+ private:
+  static constexpr int64_t kPartBytes = int64_t{1} << 28;
+  static int64_t bytes_of(const TensorTarget& target) {
+    const TensorMeta& meta = target.tensor->meta;
+    const int64_t elements =
+        target.range ? target.range->end - target.range->begin : Shape(meta.shape).elements();
+    return elements * dtype_size(meta.dtype);
+  }
+
+  std::span<const TensorTarget> rest_;
+  int64_t bytes_ = 0, taken_ = 0;
+};
 
 // Version 0.1 had Adam and one rate.
 Json updater_of_version_0_1(const CheckpointReader& reader, const Updater& updater) {
@@ -157,8 +198,6 @@ CheckpointLoader::Restored CheckpointLoader::prepare(const CheckpointReader& rea
     out.tokenizer = parse_tokenizer_json(reader.state_text(models::kTokenizerState),
                                          "the checkpoint's tokenizer");
   }
-  const bool trained = open_.progress.micro_steps != loaded_micro_steps_;
-  if (trained && run_.model->incomplete().empty()) reader.check_all(out.targets);
   return out;
 }
 
@@ -186,71 +225,112 @@ void CheckpointLoader::prepare_counters(const CheckpointReader& reader, const Lo
   out.dataset = saved_json(reader, saved::kDataset);
 }
 
-// Reads so much at a time that a caller can watch and end a load, and that the disk never notices.
-void CheckpointLoader::read_targets(const CheckpointReader& reader,
-                                    std::span<const TensorTarget> targets) {
-  constexpr int64_t kPartBytes = int64_t{1} << 29;
-  const auto bytes = [](const TensorTarget& target) {
-    const TensorMeta& meta = target.tensor->meta;
-    const int64_t elements =
-        target.range ? target.range->end - target.range->begin : Shape(meta.shape).elements();
-    return elements * dtype_size(meta.dtype);
-  };
-  int64_t total = 0, done = 0;
-  for (const TensorTarget& target : targets) total += bytes(target);
-  CallControl::Call call(control_, "load", total);
-  while (!targets.empty()) {
-    call.next(done);
-    size_t count = 0;
-    for (int64_t part = 0; count < targets.size() && part < kPartBytes; ++count) {
-      part += bytes(targets[count]);
-      done += bytes(targets[count]);
-    }
-    reader.read_all(targets.first(count));
-    targets = targets.subspan(count);
+// An engine that has trained has something to lose: what is overwritten is kept where memory has
+// room for it, else all bytes are checked beforehand, which reads them twice. The same on all
+// ranks: what one cannot put back is lost for all.
+std::optional<OverwrittenMemory> CheckpointLoader::protect(const CheckpointReader& reader,
+                                                           const Restored& restored) {
+  const bool trained = open_.progress.micro_steps != loaded_micro_steps_;
+  if (!trained || !run_.model->incomplete().empty()) return {};
+  std::optional<OverwrittenMemory> kept;
+  if (!run_.config.zero.pipeline_loading_checkpoint && !updater_.optimizer().update_waits()) {
+    const int64_t room = free_memory(read_system_memory());
+    const int ranks = run_.world().topology().local_size;
+    kept = OverwrittenMemory::of(restored.targets, room < 0 ? room : room / ranks, &run_.pool);
+    if (kept && kept->comes_slowly()) kept.reset();
   }
+  if (on_every_rank(run_.context(), run_.world(), kLoading, kept.has_value())) return kept;
+  agree(run_.context(), run_.world(), kLoading, [&] { reader.check_all(restored.targets); });
+  return {};
 }
 
-// Of all ranks together, or one after the other where the configuration says so.
-void CheckpointLoader::read_tensors(const CheckpointReader& reader, const Restored& restored) {
-  constexpr const char* kWhat = "loading a checkpoint";
-  const OpContext ctx = run_.context();
-  updater_.optimizer().begin_load();
-  run_.state->arrays().hold_masters();
-  const int turns = run_.config.zero.pipeline_loading_checkpoint ? run_.mesh.size() : 1;
-  for (int turn = 0; turn < turns; ++turn) {
-    agree(ctx, run_.world(), kWhat, [&] {
-      if (turns != 1 && turn != run_.mesh.rank()) return;
-      read_targets(reader, restored.targets);
+void CheckpointLoader::read_in_turns(const CheckpointReader& reader, const Restored& restored) {
+  for (int turn = 0; turn < run_.mesh.size(); ++turn) {
+    agree(run_.context(), run_.world(), kLoading, [&] {
+      if (turn != run_.mesh.rank()) return;
+      TargetParts parts(restored.targets);
+      CallControl::Call call(control_, "load", parts.bytes());
+      while (!parts.finished()) {
+        call.next(parts.bytes_taken());
+        reader.read_all(parts.take());
+      }
       run_.state->arrays().flush_masters();
       updater_.optimizer().flush();
     });
   }
-  agree(ctx, run_.world(), kWhat, [&] { restore_fp8(run_, restored.fp8); });
 }
 
-// Everything but the bytes of the tensors is read and checked first, and also these when the engine
-// has trained: then nothing was changed by what fails. After that they go to the engine's own
-// memory, where a failure leaves a mixture, which the model is marked for until a load succeeds.
-void CheckpointLoader::restore(CheckpointReader reader, const LoadOptions& options) {
-  constexpr const char* kWhat = "loading a checkpoint";
-  reader.use_threads(&run_.pool);
+// Where keeping turns out to be slower on some rank than reading again, all check the rest instead:
+// from there on nothing is kept, and a failure leaves a mixture.
+void CheckpointLoader::read_together(const CheckpointReader& reader, const Restored& restored,
+                                     std::optional<OverwrittenMemory>& kept) {
   const OpContext ctx = run_.context();
-  zero::TrainState& state = *run_.state;
-  Restored restored;
-  agree(ctx, run_.world(), kWhat, [&] { restored = prepare(reader, options); });
+  OverwriteNotice keep;
+  if (kept) keep = [&kept](std::span<std::byte> memory) { kept->keep(memory); };
+  TargetParts parts(restored.targets);
+  CallControl::Call call(control_, "load", parts.bytes());
+  bool finished = false;
+  while (!finished) {
+    agree(ctx, run_.world(), kLoading, [&] {
+      if (parts.finished()) return;
+      call.next(parts.bytes_taken());
+      reader.read_all(parts.take(), keep);
+    });
+    finished = on_every_rank(ctx, run_.world(), kLoading, parts.finished());
+    if (finished || !kept) continue;
+    if (on_every_rank(ctx, run_.world(), kLoading, parts.finished() || !kept->was_slow())) continue;
+    agree(ctx, run_.world(), kLoading, [&] { reader.check_all(parts.rest()); });
+    keep = {};
+    kept.reset();
+  }
+}
 
-  const std::string where = printable(reader.folder().string(), 300);
+void CheckpointLoader::mark_overwritten(const CheckpointReader& reader) {
   const nn::ParameterSet& parameters = run_.model->parameters();
   overwritten_.resize(static_cast<size_t>(parameters.size()));
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     if (reader.find(parameters[id].name, TensorKind::kMaster) == nullptr) continue;
     overwritten_[static_cast<size_t>(id)] = true;
   }
+}
+
+// Everything but the bytes of the tensors is read and checked first; these go straight to the
+// engine's own memory. What fails changes nothing in an engine that has trained, see protect(). In
+// another one it leaves a mixture, which the model is marked for until a load succeeds.
+void CheckpointLoader::restore(CheckpointReader reader, const LoadOptions& options) {
+  reader.use_threads(&run_.pool);
+  const OpContext ctx = run_.context();
+  zero::TrainState& state = *run_.state;
+  Restored restored;
+  agree(ctx, run_.world(), kLoading, [&] { restored = prepare(reader, options); });
+
+  std::optional<OverwrittenMemory> kept = protect(reader, restored);
+
+  const std::string where = printable(reader.folder().string(), 300);
+  const std::vector<bool> overwritten_before = overwritten_;
+  mark_overwritten(reader);
   run_.model->set_incomplete(str_cat("the load of ", where, " did not come to its end"));
   try {
-    read_tensors(reader, restored);
+    updater_.optimizer().begin_load();
+    state.arrays().hold_masters();
+    if (run_.config.zero.pipeline_loading_checkpoint) {
+      read_in_turns(reader, restored);
+    } else {
+      read_together(reader, restored, kept);
+    }
+    kept.reset();
+    agree(ctx, run_.world(), kLoading, [&] {
+      state.arrays().flush_masters();
+      updater_.optimizer().flush();
+      restore_fp8(run_, restored.fp8);
+    });
   } catch (const Error& error) {
+    if (kept) {
+      kept->put_back();
+      overwritten_ = overwritten_before;
+      run_.model->set_incomplete({});
+      throw;
+    }
     run_.model->set_incomplete(
         str_cat("the load of ", where, " failed half way: ", error.message()));
     throw Error(error.code(), str_cat(error.message(),

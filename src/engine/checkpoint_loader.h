@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@ namespace ds {
 
 class CheckpointReader;
 class CheckpointSaver;
+class OverwrittenMemory;
 class ParameterScopes;
 struct TensorTarget;
 
@@ -31,8 +33,12 @@ class CheckpointLoader {
   void compare_settings(const CheckpointReader& reader, const LoadOptions& options) const;
   Restored prepare(const CheckpointReader& reader, const LoadOptions& options);
   void prepare_counters(const CheckpointReader& reader, const LoadOptions& options, Restored& out);
-  void read_targets(const CheckpointReader& reader, std::span<const TensorTarget> targets);
-  void read_tensors(const CheckpointReader& reader, const Restored& restored);
+  std::optional<OverwrittenMemory> protect(const CheckpointReader& reader,
+                                           const Restored& restored);
+  void read_in_turns(const CheckpointReader& reader, const Restored& restored);
+  void read_together(const CheckpointReader& reader, const Restored& restored,
+                     std::optional<OverwrittenMemory>& kept);
+  void mark_overwritten(const CheckpointReader& reader);
   void restore(CheckpointReader reader, const LoadOptions& options);
   void restore_gradients(const Restored& restored);
   void restore_counters(Restored restored, const CheckpointReader& reader,

@@ -26,6 +26,19 @@ Tensor view_of(std::span<const std::byte> bytes, DType type) {
           {size / dtype_size(type)}};
 }
 
+// What this rank owns of a parameter in arrays of the host's memory; nothing where one of them lies
+// elsewhere.
+std::vector<std::span<std::byte>> owned_memory(const zero::StateArrays& arrays,
+                                               std::initializer_list<const optim::FlatTensor*> of,
+                                               nn::ParamId id) {
+  std::vector<std::span<std::byte>> out;
+  for (const optim::FlatTensor* array : of) {
+    if (!*array || !array->in_memory() || !on_host(array->memory())) return {};
+    out.push_back(writable_bytes_of(arrays.owned(*array, id)));
+  }
+  return out;
+}
+
 // To what this rank owns of a parameter's gradient.
 void aim_at_gradient(TensorTarget& target, RunContext& run, nn::ParamId id) {
   zero::TrainState& state = *run.state;
@@ -157,6 +170,10 @@ std::vector<TensorTarget> restore_targets(RunContext& run, Updater& updater,
           state.masters().write_owned(ctx, id, static_cast<int64_t>(at / sizeof(float)),
                                       run.operand(view_of(bytes, DType::kFloat32)));
         };
+        const optim::FlatTensors& flat = state.arrays().flat;
+        target.sink_memory =
+            flat.masters ? owned_memory(state.arrays(), {&flat.masters}, id)
+                         : owned_memory(state.arrays(), {&flat.model, &flat.low_halves}, id);
       }
     }
     if (!p.trainable || record == nullptr || !choice.states) continue;

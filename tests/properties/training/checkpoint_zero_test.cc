@@ -1,5 +1,7 @@
 // Checkpoints of runs at ZeRO stage 3 that keep second copies, and loads of a part of the state by
 // several ranks.
+#include <fstream>
+
 #include "attached_state.h"
 #include "checkpoint/reader.h"
 #include "models/saved_model.h"
@@ -157,6 +159,15 @@ TEST(TiedOwnParameters, AreStoredOnceUnderBothNames) {
   EXPECT_TRUE(same_bits(flat(opened->get("head")), trained));
 }
 
+void turn_last_bit(const fs::path& path) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(-1, std::ios::end);
+  const char byte = static_cast<char>(file.get() ^ 1);
+  file.seekp(-1, std::ios::end);
+  file.put(byte);
+  ASSERT_TRUE(file.flush().good());
+}
+
 // A folder without checkpoints is a beginning where the caller says so; damage never is.
 TEST(MissingCheckpoints, MayBeABeginning) {
   const Folder folder;
@@ -182,6 +193,45 @@ TEST(MissingCheckpoints, MayBeABeginning) {
     comm->barrier();
     error_of(Code::kCorrupt, [&] { engine->load(folder.path(), "", {.may_be_missing = true}); });
   });
+}
+
+// Damage in what one rank reads: every rank hears of it, and all train on as if nobody had loaded.
+TEST(DamagedCheckpoints, LeaveTrainedRanksAsTheyWere) {
+  for (const int stage : {0, 1, 2, 3}) {
+    SCOPED_TRACE(stage);
+    const Job run{2, step_config(stage, 2)};
+    std::vector<float> undisturbed, loaded;
+    run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+      auto engine = make_rank_engine(run, comm);
+      for (int step = 0; step < 3; ++step) engine->train_batch();
+      const std::vector<float> all = all_weights(*engine);
+      if (comm->rank() == 0) undisturbed = all;
+    });
+    const Folder folder;
+    run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+      auto engine = make_rank_engine(run, comm);
+      engine->train_batch();
+      engine->save(folder.path(), "a");
+      engine->train_batch();
+      comm->barrier();
+      for (const char* name : {"a/data-00000.bin", "a/data-00001.bin"}) {
+        const fs::path file = folder.path(name);
+        if (!fs::exists(file)) continue;
+        const auto turn_bit = [&] {
+          comm->barrier();
+          if (comm->rank() == 0) turn_last_bit(file);
+          comm->barrier();
+        };
+        turn_bit();
+        error_of(Code::kCorrupt, [&] { engine->load(folder.path(), "a"); });
+        turn_bit();
+      }
+      engine->train_batch();
+      const std::vector<float> all = all_weights(*engine);
+      if (comm->rank() == 0) loaded = all;
+    });
+    EXPECT_TRUE(same_bits(loaded, undisturbed));
+  }
 }
 
 }  // namespace
