@@ -182,6 +182,46 @@ def test_deepspeed_names(model: ds.Model) -> None:
         ds.init_inference(model, dtype="float8")
 
 
+def test_deepspeed_names_with_several_rows(model: ds.Model) -> None:
+    engine = ds.init_inference(model)
+    prompts = [[1, 2, 3, 4], [7, 8], [9, 10, 11]]
+    alone = [engine.generate(prompt, max_new_tokens=6).tolist()[0] for prompt in prompts]
+    padded = [[0] * (4 - len(prompt)) + prompt for prompt in prompts]
+    mask = [[0] * (4 - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    whole = engine.generate(padded, max_new_tokens=6, attention_mask=mask)
+    assert whole.shape == (3, 10) and whole.dtype == "int64"
+    for row, prompt, text in zip(whole.tolist(), prompts, alone):
+        assert row == [0] * (4 - len(prompt)) + text
+
+    # Where a text ends its end is kept and the row is filled up.
+    new = [text[len(prompt) :] for prompt, text in zip(prompts, alone)]
+    end = new[1][2]
+    ends = [ids.index(end) if end in ids else 6 for ids in new]
+    longest = max(min(at + 1, 6) for at in ends)
+    for pad in (None, 5):
+        whole = engine.generate(
+            padded, max_new_tokens=6, attention_mask=mask, eos_token_id=end, pad_token_id=pad
+        )
+        assert whole.shape == (3, 4 + longest)
+        for row, before, ids, at in zip(whole.tolist(), padded, new, ends):
+            expected = before + ids[: at + 1]
+            fill = end if pad is None else pad
+            assert row == expected + [fill] * (4 + longest - len(expected))
+    assert engine.generate(prompts[1], 6, eos_token_id=end).tolist() == [
+        prompts[1] + new[1][: ends[1] + 1]
+    ]
+    sampled = engine.generate(padded, 6, attention_mask=mask, do_sample=True, seed=3)
+    for i, (row, prompt) in enumerate(zip(sampled.tolist(), prompts)):
+        text = engine.generate(prompt, 6, do_sample=True, seed=3 + i).tolist()[0]
+        assert row[4 - len(prompt) :] == text
+    with pytest.raises(ValueError, match=r"attention_mask is \[3, 3\]"):
+        engine.generate(padded, attention_mask=[[1, 1, 1]] * 3)
+    with pytest.raises(ds.InvalidArgumentError, match="prompt 1"):
+        engine.generate(padded, attention_mask=[[1, 1, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1]])
+    with pytest.raises(ValueError, match="count"):
+        engine.generate([[[1]]])
+
+
 def test_a_group_shares_experts() -> None:
     config = {
         "model_type": "mixtral", "vocab_size": 61, "hidden_size": 16, "intermediate_size": 24,

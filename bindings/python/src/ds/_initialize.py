@@ -133,6 +133,20 @@ def _loader(training_data: Any, engine: Engine, collate_fn: Any) -> Any:
     return DataLoader(training_data, **arguments)
 
 
+def _prompts_of(input_ids: Tensor, attention_mask: Any) -> tuple[list[list[int]], list[list[int]]]:
+    """The rows of ids [count] or [batch, count] as they are, and without what the mask leaves out."""
+    rows = input_ids.tolist() if input_ids.ndim == 2 else [input_ids.tolist()]
+    if attention_mask is None:
+        return rows, rows
+    mask = asarray(attention_mask)
+    if mask.shape != input_ids.shape:
+        raise ValueError(
+            f"attention_mask is {list(mask.shape)}, the ids are {list(input_ids.shape)}"
+        )
+    kept = mask.tolist() if mask.ndim == 2 else [mask.tolist()]
+    return rows, [[id for id, keep in zip(*row) if keep] for row in zip(rows, kept)]
+
+
 class InferenceEngine(Generator):
     """A generator with the calls of DeepSpeed's inference engine and of Transformers."""
 
@@ -141,32 +155,44 @@ class InferenceEngine(Generator):
         input_ids: Any,
         max_new_tokens: int = 64,
         *,
+        attention_mask: Any = None,
         do_sample: bool = False,
         temperature: float = 1.0,
         top_k: int = 0,
         top_p: float = 0.0,
         eos_token_id: Optional[int] = None,
+        pad_token_id: Optional[int] = None,
         seed: int = 0,
     ) -> Any:
-        """Prompt and new ids as int64 [1, count], for a prompt [count] or [1, count]: a PyTorch tensor if
-        the prompt is one, else a `ds.Tensor`."""
+        """Continues prompts [count] or [batch, count], several together, row i with `seed` + i.
+
+        Gives the rows with their new ids and `eos_token_id` behind them, as Transformers does: int64
+        [batch, longest], shorter ones filled with `pad_token_id` (None: `eos_token_id`); a PyTorch tensor
+        if the prompt is one, else a `ds.Tensor`. Ids where `attention_mask`, of the same shape, is 0 are
+        padding, which a text neither sees nor counts."""
         ids = self._prompt(input_ids)
-        flat = ids.tolist()
-        if ids.ndim == 2:
-            if ids.shape[0] != 1:
-                raise ValueError(f"one sequence at a time, not {ids.shape[0]}")
-            flat = flat[0]
-        new = super().generate(
-            flat,
-            max_new_tokens,
-            temperature=temperature if do_sample else 0.0,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-            stop_token=eos_token_id,
-        )
-        whole = asarray([flat + new.tolist()])
-        return whole.torch() if type(input_ids).__module__.startswith("torch") else whole
+        if ids.ndim not in (1, 2):
+            raise ValueError(f"ids are [count] or [batch, count], not {list(ids.shape)}")
+        rows, prompts = _prompts_of(ids, attention_mask)
+        sampling: dict[str, Any] = {
+            "temperature": temperature if do_sample else 0.0,
+            "top_k": top_k,
+            "top_p": top_p,
+            "seed": seed,
+            "stop_token": eos_token_id,
+        }
+        if len(prompts) == 1:
+            new = [super().generate(prompts[0], max_new_tokens, **sampling)]
+        else:
+            new = self.generate_batch(prompts, max_new_tokens, **sampling)
+        whole = []
+        for row, text in zip(rows, new):
+            ended = [eos_token_id] if text.size < max_new_tokens and eos_token_id is not None else []
+            whole.append(row + text.tolist() + ended)
+        longest = max((len(row) for row in whole), default=0)
+        pad = eos_token_id if pad_token_id is None else pad_token_id
+        filled = asarray([row + [pad] * (longest - len(row)) for row in whole], "int64")
+        return filled.torch() if type(input_ids).__module__.startswith("torch") else filled
 
     def forward(self, input_ids: Any, attention_mask: Any = None) -> Tensor:
         """Logits of ids [batch, length]: float32 [batch, length, vocabulary]."""
