@@ -1,6 +1,6 @@
 """What `ds plan` says beside what the kernel sees: plan_accuracy.py DS_PROGRAM [--folder FOLDER]
 
-Trains ten configurations for three steps, each in a process of its own, and prints the plan beside the
+Trains twelve configurations for three steps, each in a process of its own, and prints the plan beside the
 peak of the resident set (VmHWM), less that of a process which trains next to nothing. The last one is
 refused under a limit of memory and runs with the first change that the refusal advises.
 """
@@ -19,10 +19,10 @@ BASE = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2,
 BF16 = {"bf16": {"enabled": True}}
 CHECKPOINTS = {"activation_checkpointing": {"enabled": True}}
 
-def in_files(folder, weights):
+def in_files(folder, weights, share=1):
     zero = {"stage": 3 if weights else 1, "sub_group_size": 2 << 20,
             "offload_optimizer": {"device": "nvme", "nvme_path": folder, "pipeline_read": True,
-                                  "pipeline_write": True}}
+                                  "pipeline_write": True, "ratio": share}}
     if weights:
         zero["offload_param"] = {"device": "nvme", "nvme_path": folder, "max_in_cpu": 0}
         zero["stage3_max_live_parameters"] = 10_000_000
@@ -43,6 +43,8 @@ def configurations(folder):
         ("fp16, every other block again", GPT2,
          {"fp16": {"enabled": True}, "activation_checkpointing": {"enabled": True, "checkpoint_every_nth": 2}}),
         ("optimizer in files", GPT2, in_files(folder, False)),
+        ("half of the optimizer in files", GPT2, in_files(folder, False, 0.5)),
+        ("a quarter of it, bf16", GPT2, dict(in_files(folder, False, 0.25), **BF16)),
         ("all in files, bf16", WIDE, dict(in_files(folder, True), **BF16)),
         ("all in files, fp32, checkpointed", GPT2, dict(in_files(folder, True), **CHECKPOINTS)),
     ]

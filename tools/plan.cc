@@ -181,7 +181,7 @@ void add_room_options(CLI::App& sub, Options& o) {
                "tell whether it fits into what this machine has, and what would help");
   sub.add_flag("--fit", o.fit,
                "look for the fastest variant that fits and print its configuration: micro batch, "
-               "checkpointing, stage, and what lies in files");
+               "checkpointing, stage, and how much lies on the host and in files");
   const auto size = [&sub](const char* name, std::optional<int64_t>& bytes, const char* what) {
     sub.add_option(name, bytes, what)->transform(CLI::AsSizeValue(false))->type_name("BYTES");
   };
@@ -194,8 +194,8 @@ void add_room_options(CLI::App& sub, Options& o) {
       ->type_name("FOLDER");
   sub.add_option("--rate", o.rates,
                  "with --fit: a rate per second that is then not measured: product_flops, "
-                 "pass_flops, memory_bytes, read_bytes, write_bytes, near_bytes, far_bytes; may be "
-                 "repeated")
+                 "pass_flops, memory_bytes, gpu_memory_bytes, read_bytes, write_bytes, near_bytes, "
+                 "far_bytes; may be repeated")
       ->type_name("NAME=NUMBER");
   sub.add_option("--save", o.save, "with --fit: a file for the configuration")->type_name("FILE");
 }

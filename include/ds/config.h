@@ -48,11 +48,11 @@ DS_API ds_status ds_config_schema(char** out_json);
  *                      "memory", "gpu_memory", "disk" (bytes of a rank; unset: this machine's,
  *                      but no GPU's), and for "fit" "folder" (of files, where the configuration
  *                      names none) and "rates" (per second: "product_flops", "pass_flops" (of
- *                      products in whole passes), "memory_bytes", "read_bytes", "write_bytes",
- *                      "near_bytes", "far_bytes"; those that are not given are measured on this
- *                      machine, in a second or two: passes by the model's own block, those of a
- *                      larger one, or beside a given product_flops, as products; far_bytes is then
- *                      1.25e9)
+ *                      products in whole passes), "memory_bytes", "gpu_memory_bytes", "read_bytes",
+ *                      "write_bytes", "near_bytes", "far_bytes"; those that are not given are
+ *                      measured on this machine, in a second or two: passes by the model's own
+ *                      block, those of a larger one, or beside a given product_flops, as products;
+ *                      far_bytes is then 1.25e9, gpu_memory_bytes 5e11)
  * @param out_json      "model", "stage", "memory_per_rank" (bytes by use at the fullest moment,
  *                      passes of one micro batch counted by running them over no memory),
  *                      "host_memory_per_rank" (with offload_optimizer, of ranks with a GPU),

@@ -26,9 +26,9 @@ PlanQuestion question_of(const JsonArguments& given) {
   bytes("disk", out.disk);
   out.folder = given.text("folder", "");
   if (!given.has("rates")) return out;
-  const std::vector<std::string> names = {"product_flops", "pass_flops",  "memory_bytes",
-                                          "read_bytes",    "write_bytes", "near_bytes",
-                                          "far_bytes"};
+  const std::vector<std::string> names = {"product_flops",    "pass_flops", "memory_bytes",
+                                          "gpu_memory_bytes", "read_bytes", "write_bytes",
+                                          "near_bytes",       "far_bytes"};
   const JsonArguments rates(given.at("rates"), "plan options", "/rates", names);
   out.rates = Json::object();
   for (const std::string& name : names) {

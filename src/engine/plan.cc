@@ -13,9 +13,6 @@
 namespace ds {
 namespace {
 
-// Plans are at most so far off; what is to fit leaves that.
-constexpr double kMargin = 0.05;
-
 PlanRoom room_of(const PlanQuestion& question, int local_ranks) {
   PlanRoom room;
   if (!question.memory) room = room_here(local_ranks);
@@ -109,7 +106,7 @@ Json plan_training(const Json& model, std::string_view config_json, const PlanOp
     compare(plan, memory, {further, room, nullptr}, pool, out);
     return out;
   }
-  room.tolerance = -kMargin;
+  room.tolerance = -kPlanMargin;
   Json fit =
       fit_plan(shapes, plan.config.given(), {further, room, question.folder, question.rates}, pool);
   const PlanContext fitted(shapes, dump_json(fit.at("config")), further);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "engine/plan_share.h"
 
 namespace ds {
 namespace {
@@ -16,6 +17,7 @@ struct Change {
   Json patch;
   const char* why;
   unsigned excludes = 0;  // changes by bit that it makes no sense with
+  bool offloads = false;  // state, of which a share may be enough
 };
 
 int64_t largest_parameter(const PlanContext& plan) {
@@ -54,7 +56,8 @@ void add_files(const PlanContext& plan, std::vector<Change>& out) {
                       {"sub_group_size", sub_group_size(plan)},
                       {"offload_optimizer", optimizer}}}},
                    "masters, gradients and moments lie in files; name a folder of a fast disk",
-                   built_in ? next << 1U : 0});
+                   built_in ? next << 1U : 0,
+                   true});
   } else if (zero.offload_optimizer->pipeline_read || zero.offload_optimizer->pipeline_write) {
     out.push_back(
         {2,
@@ -75,7 +78,8 @@ void add_files(const PlanContext& plan, std::vector<Change>& out) {
             {"stage3_max_live_parameters", live},
             {"stage3_prefetch_bucket_size", std::min<int64_t>(live, 50'000'000)}}}},
          "weights lie in files, too, and are read where they are used",
-         plan.in_files() ? 0 : next});
+         plan.in_files() ? 0 : next,
+         true});
   }
 }
 
@@ -92,7 +96,8 @@ void add_host(const PlanContext& plan, std::vector<Change>& out) {
         {8,
          {{"zero_optimization", {{"stage", std::max(zero.stage, 1)}, {"offload_optimizer", host}}}},
          "the optimizer's state lies in the host's memory, where the update runs",
-         weights ? next << 1U : 0});
+         weights ? next << 1U : 0,
+         true});
   }
   if (weights) {
     const int64_t live = 2 * largest_parameter(plan);
@@ -105,11 +110,28 @@ void add_host(const PlanContext& plan, std::vector<Change>& out) {
             {"stage3_max_live_parameters", live},
             {"stage3_prefetch_bucket_size", std::min<int64_t>(live, 50'000'000)}}}},
          "weights rest in the host's memory, too, and come to the GPU where they are used",
-         zero.offload_optimizer ? 0 : next});
+         zero.offload_optimizer ? 0 : next,
+         true});
   }
 }
 
-std::vector<Change> changes_of(const PlanContext& plan) {
+// Another share of what is offloaded already: more of it, or less where its place is short.
+void add_share(const PlanContext& plan, const PlanRoom& room, const Shortage& shortage,
+               std::vector<Change>& out) {
+  if (!takes_share(plan, room)) return;
+  const bool all_of_it = plan.config.zero.offload_optimizer->ratio == 1;
+  if (all_of_it && relieved_by_share(plan, shortage)) return;
+  unsigned others = 0;
+  for (size_t i = 0; i < out.size(); ++i) others |= out[i].offloads ? 1U << i : 0;
+  out.push_back({2,
+                 {{"zero_optimization", {{"offload_optimizer", Json::object()}}}},
+                 "another share of the optimizer's state is offloaded",
+                 others,
+                 true});
+}
+
+std::vector<Change> changes_of(const PlanContext& plan, const PlanRoom& room,
+                               const Shortage& shortage) {
   const Config& config = plan.config;
   const ZeroConfig& zero = config.zero;
   std::vector<Change> out;
@@ -152,6 +174,7 @@ std::vector<Change> changes_of(const PlanContext& plan) {
   // Of a GPU's rank, once its state is on the host; updates ahead of the step need it in memory.
   const bool ahead = zero.offload_optimizer && zero.offload_optimizer->super_offload;
   if (!on_gpu || (plan.offloads() && !ahead)) add_files(plan, out);
+  add_share(plan, room, shortage, out);
   return out;
 }
 
@@ -171,7 +194,9 @@ class Adviser {
     const std::vector<Shortage> short_of = shortages(now, memory, options_.room);
     if (short_of.empty()) return {};
     first_ = short_of.front();
-    changes_ = changes_of(now);
+    changes_ = changes_of(now, options_.room, first_);
+    const auto& offload = now.config.zero.offload_optimizer;
+    given_share_ = offload ? offload->ratio : 1;
     std::vector<Remedy> fitting, helping;
     std::vector<unsigned> found;
     for (const Tried& tried : by_cost()) {
@@ -220,19 +245,23 @@ class Adviser {
     Remedy out;
     out.patch = Json::object();
     std::vector<std::string> costs;
+    bool offloads = false;
     for (size_t i = 0; i < changes_.size(); ++i) {
       if ((set >> i & 1U) == 0) continue;
+      offloads = offloads || changes_[i].offloads;
       merge(out.patch, changes_[i].patch);
       costs.emplace_back(changes_[i].why);
     }
-    out.cost = join(costs, "; ");
     Json changed = given_;
     changed.merge_patch(out.patch);
     try {
-      const PlanContext plan(model_, dump_json(changed), options_.plan);
+      const SharePlan planned = plan_changed(changed, offloads);
+      const PlanContext& plan = *planned.plan;
+      const MemoryPlan& memory = planned.memory;
+      const std::vector<Shortage>& left = planned.left;
       if (options_.possible && !options_.possible(plan.config)) return {};
-      const MemoryPlan memory = plan_memory(plan, pool_);
-      const std::vector<Shortage> left = shortages(plan, memory, options_.room);
+      if (offloads) say_share(planned, out.patch, costs);
+      out.cost = join(costs, "; ");
       out.fits = left.empty();
       out.needed = first_.in_files ? memory.files.total() : bytes_of_place(plan, memory);
       out.saved = first_.needed - out.needed;
@@ -247,9 +276,28 @@ class Adviser {
     }
   }
 
+  SharePlan plan_changed(const Json& changed, bool offloads) const {
+    if (offloads) return plan_least_share(model_, changed, options_.plan, options_.room, pool_);
+    SharePlan out;
+    out.plan = std::make_unique<PlanContext>(model_, dump_json(changed), options_.plan);
+    out.memory = plan_memory(*out.plan, pool_);
+    out.left = shortages(*out.plan, out.memory, options_.room);
+    return out;
+  }
+
+  void say_share(const SharePlan& planned, Json& patch, std::vector<std::string>& costs) const {
+    if (planned.share < 1) {
+      set_share(patch, planned.share);
+      costs.push_back(str_cat(planned.share, " of the optimizer's state is enough, the rest stays ",
+                              planned.plan->in_files() ? "in memory" : "on the GPU"));
+    } else if (given_share_ < 1) {
+      patch["zero_optimization"]["offload_optimizer"]["ratio"] = 1;
+    }
+  }
+
   int64_t bytes_of_place(const PlanContext& plan, const MemoryPlan& memory) const {
     PlanRoom none = options_.room;
-    if (first_.place == "memory of the GPU") return gpu_bytes(plan, memory);
+    if (first_.place == kGpuMemory) return gpu_bytes(plan, memory);
     const int64_t ranks = first_.place == "memory" ? 1 : none.local_ranks;
     return ranks * host_bytes(plan, memory);
   }
@@ -269,6 +317,7 @@ class Adviser {
   const AdviceOptions& options_;
   ThreadPool& pool_;
   Shortage first_;
+  double given_share_ = 1;
   std::vector<Change> changes_;
 };
 

@@ -9,6 +9,7 @@
 #include "engine/plan_advice.h"
 #include "engine/plan_collectives.h"
 #include "engine/plan_rates.h"
+#include "engine/plan_share.h"
 
 namespace ds {
 namespace {
@@ -21,6 +22,7 @@ struct Choice {
   int64_t checkpoint_every = 0;  // 0: nothing is computed again
   int stage = 0;
   Placement placement = Placement::kMemory;
+  double share = 1;  // of the optimizer's state, where that is offloaded
 };
 
 struct StepTime {
@@ -33,6 +35,9 @@ struct Candidate {
   Choice choice;
   Json changes;
   StepTime time;
+  // How much has to be offloaded is not known yet: the time is that of the least.
+  bool any_share = false;
+  bool fits = false;  // as was found
 };
 
 class Fitter {
@@ -45,22 +50,29 @@ class Fitter {
         base_(model, dump_json(given), options.plan),
         meter_(options.rates, pool) {}
 
+  // The fastest come first. Of one that offloads, what it has to offload is found when no other
+  // could be faster, and it waits for its turn again.
   Json run() {
     meter_.measure_disk(base_, folder());
     std::vector<Candidate> all = candidates();
-    std::stable_sort(all.begin(), all.end(), [](const Candidate& a, const Candidate& b) {
-      return a.time.total() < b.time.total();
-    });
+    const size_t variants = all.size();
     std::optional<Shortage> nearest;
-    for (size_t i = 0; i < all.size(); ++i) {
-      const PlanContext plan(model_, dump_json(merged(all[i].changes)), options_.plan);
-      const std::vector<Shortage> left = shortages(plan, plan_memory(plan, pool_), options_.room);
-      if (left.empty()) return describe(all[i], plan, static_cast<int64_t>(i) + 1);
+    int64_t tried = 0;
+    while (!all.empty()) {
+      const auto next = std::min_element(all.begin(), all.end(), [](const auto& a, const auto& b) {
+        return a.time.total() < b.time.total();
+      });
+      if (next->fits) return describe(*next, context(next->changes), tried);
+      ++tried;
+      const std::vector<Shortage> left = shortages_of(*next);
+      next->fits = left.empty();
+      if (next->fits) continue;
       const Shortage& most = left.front();
       if (!nearest || most.needed - most.there < nearest->needed - nearest->there) nearest = most;
+      all.erase(next);
     }
     DS_CHECK(nearest, Code::kUnsupported, "no variant of the configuration can be planned");
-    fail(Code::kOutOfMemory, "of ", all.size(), " variants of the configuration none fits: the ",
+    fail(Code::kOutOfMemory, "of ", variants, " variants of the configuration none fits: the ",
          "nearest needs ", format_bytes(nearest->needed), " of ", nearest->place, ", and ",
          format_bytes(nearest->there), " are there (", nearest->limit,
          "); give more, shorter samples, or more ranks");
@@ -80,6 +92,24 @@ class Fitter {
     Json out = given_;
     out.merge_patch(changes);
     return out;
+  }
+  PlanContext context(const Json& changes) const {
+    return {model_, dump_json(merged(changes)), options_.plan};
+  }
+
+  // With as much offloaded as has to be, which is chosen here where it was not yet.
+  std::vector<Shortage> shortages_of(Candidate& one) {
+    if (!one.any_share) {
+      const PlanContext plan = context(one.changes);
+      return shortages(plan, plan_memory(plan, pool_), options_.room);
+    }
+    const SharePlan some =
+        plan_least_share(model_, merged(one.changes), options_.plan, options_.room, pool_);
+    one.any_share = false;
+    one.choice.share = some.share;
+    one.changes = changes_of(one.choice);
+    one.time = time_of(*some.plan, one.choice);
+    return some.left;
   }
 
   // ---- what there is to choose from ----
@@ -137,8 +167,12 @@ class Fitter {
   void add(const Choice& choice, std::vector<Candidate>& out) {
     Candidate one{choice, changes_of(choice), {}};
     try {
-      const PlanContext plan(model_, dump_json(merged(one.changes)), options_.plan);
-      one.time = time_of(plan, choice);
+      one.any_share = takes_share(context(one.changes), options_.room);
+      if (one.any_share) {
+        one.choice.share = 1.0 / kShareSteps;
+        one.changes = changes_of(one.choice);
+      }
+      one.time = time_of(context(one.changes), one.choice);
     } catch (const Error&) {
       return;
     }
@@ -174,6 +208,12 @@ class Fitter {
         zero["offload_optimizer"]["pipeline_write"] = true;
         break;
     }
+    const auto& given = base_.config.zero.offload_optimizer;
+    if (choice.share < 1) {
+      zero["offload_optimizer"]["ratio"] = choice.share;
+    } else if (given && given->ratio < 1 && choice.placement != Placement::kMemory) {
+      zero["offload_optimizer"]["ratio"] = nullptr;
+    }
     Json out = {{"zero_optimization", std::move(zero)}};
     if (base_.model.architecture == nullptr) return out;
     const int64_t samples = batch.micro_batch * batch.accumulation;
@@ -205,16 +245,24 @@ class Fitter {
   StepTime time_of(const PlanContext& plan, const Choice& choice) {
     StepTime out;
     out.compute = compute_seconds(plan, choice);
-    const auto held = static_cast<double>(plan.layout->held(zero::StateRole::kMasters));
-    // Masters and two moments are read and written, the gradient is read, weights are written.
-    constexpr double kTouched = 4 * (2 + 4 + 1) + 2;
-    out.update = held * kTouched / meter_.memory_bytes();
-    out.files = file_seconds(plan, choice, held);
+    out.update = update_seconds(plan);
+    if (plan.in_files()) out.files = file_seconds(plan, choice);
     for (const Json& one : plan_collectives(plan)) {
       out.collectives += one.at("within_node").get<double>() / meter_.near_bytes() +
                          one.at("across_nodes").get<double>() / meter_.far_bytes();
     }
     return out;
+  }
+
+  // A GPU updates what it has of the state while its host updates the rest.
+  double update_seconds(const PlanContext& plan) {
+    // Masters and two moments are read and written, the gradient is read, weights are written.
+    constexpr double kTouched = 4 * (2 + 4 + 1) + 2;
+    const auto held = static_cast<double>(plan.layout->held(zero::StateRole::kMasters));
+    const bool shared = plan.on_gpu() && !plan.in_files();
+    const double on_host = shared ? static_cast<double>(offloaded_elements(plan)) : held;
+    const double on_device = shared ? (held - on_host) / meter_.gpu_memory_bytes() : 0;
+    return kTouched * std::max(on_host / meter_.memory_bytes(), on_device);
   }
 
   // Forward, twice as much backward, and what is computed again.
@@ -260,21 +308,21 @@ class Fitter {
   }
 
   // The disk is one: what is read and what is written take their turns.
-  double file_seconds(const PlanContext& plan, const Choice& choice, double held) {
-    if (choice.placement != Placement::kOptimizerInFiles &&
-        choice.placement != Placement::kAllInFiles) {
-      return 0;
-    }
+  double file_seconds(const PlanContext& plan, const Choice& choice) {
+    const auto stored = static_cast<double>(offloaded_elements(plan));
     const auto passes = static_cast<double>(plan.config.batch.accumulation);
     constexpr double kState = 4 + 8;  // masters and moments
     const auto gradient = static_cast<double>(dtype_size(plan.gradient_type()));
     // The norm reads the gradients, too, before the update does.
-    double read = held * (kState + 2 * gradient), written = held * kState;
+    double read = stored * (kState + 2 * gradient), written = stored * kState;
     // Gradients are written by the first pass, and read and written by every other one.
-    written += held * gradient * passes;
-    read += held * gradient * (passes - 1);
+    written += stored * gradient * passes;
+    read += stored * gradient * (passes - 1);
     if (choice.placement == Placement::kAllInFiles) {
-      const double weights = held * static_cast<double>(plan.item());
+      // In fp32 the masters are the weights.
+      const auto held = static_cast<double>(plan.layout->held(zero::StateRole::kMasters));
+      const double weights =
+          (plan.type == DType::kFloat32 ? stored : held) * static_cast<double>(plan.item());
       const double uses = choice.checkpoint_every == 0 ? 2 : 3;
       read += weights * uses * passes;
       if (plan.type != DType::kFloat32) written += weights;
@@ -288,6 +336,7 @@ class Fitter {
         meter_.product_flops(plan, chosen.choice.micro_batch * std::max<int64_t>(plan.length(), 1));
     rates.pass_flops = meter_.pass_flops(plan, chosen.choice.micro_batch, forward_flops(plan));
     rates.memory_bytes = meter_.memory_bytes();
+    if (plan.on_gpu()) rates.gpu_memory_bytes = meter_.gpu_memory_bytes();
     rates.read_bytes = meter_.read_bytes();
     rates.write_bytes = meter_.write_bytes();
     if (plan.world > 1) {

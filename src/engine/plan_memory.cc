@@ -319,10 +319,18 @@ class MemoryPlanner {
         state_file_options(config(), false, shard_ranks(config(), plan_.world));
     const int64_t states = held(StateRole::kMasters);
     if (states == 0) return 0;
+    const int64_t stay = zero::StateFiles::stay_of(states, options.optimizer_share);
+    if (states == stay) return 0;
     const int64_t part = std::min(zero::StateFiles::most_of(options.sub_group_elements), states);
-    const double each = static_cast<double>(files.total()) / static_cast<double>(states);
-    const int at_once =
-        1 + (options.optimizer->read_ahead ? 1 : 0) + (options.optimizer->write_behind ? 1 : 0);
+    // Of an element in files.
+    const int64_t weights = weight_file_elements() * plan_.item();
+    const double each =
+        static_cast<double>(files.total() - weights) / static_cast<double>(states - stay) +
+        static_cast<double>(weights) / static_cast<double>(states);
+    // A part of which some stays in memory is read beside where it is updated.
+    const int at_once = std::max(
+        1 + (options.optimizer->read_ahead ? 1 : 0) + (options.optimizer->write_behind ? 1 : 0),
+        stay > 0 ? 2 : 1);
     const auto parts = static_cast<int64_t>(static_cast<double>(part) * each) * at_once;
     return parts;
   }

@@ -5,9 +5,9 @@
 #include <utility>
 #include <vector>
 
+#include "engine/plan_files.h"
 #include "engine/plan_gathers.h"
 #include "engine/pretended_group.h"
-#include "io/spare_memory.h"
 #include "models/inputs.h"
 #include "nn/distilled_loss.h"
 #include "nn/kept_inputs.h"
@@ -17,65 +17,6 @@
 
 namespace ds {
 namespace {
-
-// The memory of arrays in files, as io::FileArrays takes and keeps it.
-class FileMemory : public std::enable_shared_from_this<FileMemory> {
- public:
-  FileMemory(std::shared_ptr<Device> device, const io::FileArrayOptions& options,
-             int64_t part_bytes)
-      : device_(std::move(device)),
-        ahead_(options.read_ahead),
-        behind_(options.write_behind),
-        kept_(options.kept_bytes),
-        spare_(std::max(options.part_bytes, part_bytes)) {}
-
-  // For elements from `begin` on, in the middle of whole pages.
-  Tensor take(DType type, int64_t elements, int64_t begin) {
-    const int64_t item = dtype_size(type), shift = begin * item % io::kAlignment;
-    const int64_t bytes = shift + elements * item;
-    const Tensor buffer = spare_.take(bytes, [this](int64_t size) {
-      return Tensor::empty(device_, DType::kUInt8, {size}, MemoryTag::kIo);
-    });
-    const auto give = [self = shared_from_this(), buffer, bytes] {
-      self->spare_.give(buffer, bytes);
-    };
-    const auto lent =
-        std::make_shared<Storage>(DeviceKind::kCpu, 0, buffer.raw(), bytes, false, give);
-    return {lent, 0, type, {elements}};
-  }
-  // Nothing will be taken for a while.
-  void rest() { spare_.clear(kept_); }
-  bool reads_ahead() const { return ahead_; }
-  bool writes_behind() const { return behind_; }
-
- private:
-  const std::shared_ptr<Device> device_;
-  const bool ahead_, behind_;
-  const int64_t kept_;
-  io::SpareMemory<Tensor> spare_;
-};
-
-// An array in a file while an update goes through it.
-struct MappedArray {
-  std::shared_ptr<FileMemory> files;
-  DType type;
-  bool written = true;
-  Tensor fetched = {}, mapped = {}, writing = {};
-
-  void open(int64_t elements, int64_t begin) {
-    mapped = fetched ? std::exchange(fetched, {}) : files->take(type, elements, begin);
-  }
-  void prefetch(int64_t elements, int64_t begin) {
-    if (elements > 0 && files->reads_ahead()) fetched = files->take(type, elements, begin);
-  }
-  void close() {
-    if (written) {
-      writing = {};
-      if (files->writes_behind()) writing = mapped;
-    }
-    mapped = {};
-  }
-};
 
 // Inputs of checkpointed segments that wait in files: memory holds those of the newest segment,
 // which is being written, and in backward of two.
@@ -135,11 +76,13 @@ class PlannedState : public nn::ParameterReader, public nn::GradientSink {
     part_ = most;
     if (files.optimizer && !plan.on_gpu()) {
       state_files_ =
-          std::make_shared<FileMemory>(ctx.device, *files.optimizer, most * int64_t{sizeof(float)});
+          file_memory(*files.optimizer, most * int64_t{sizeof(float)},
+                      zero::StateFiles::stay_of(plan.layout->held(zero::StateRole::kMasters),
+                                                files.optimizer_share));
     }
     if (files.weights && !plan.on_gpu()) {
-      weight_files_ = std::make_shared<FileMemory>(ctx.device, *files.weights,
-                                                   most * int64_t{sizeof(bfloat16)});
+      weight_files_ =
+          file_memory(*files.weights, most * int64_t{sizeof(bfloat16)}, files.weights_in_memory);
       // Weights of fp32 are masters.
       if (plan.type == DType::kFloat32) weight_files_ = state_files_;
     }
@@ -157,7 +100,7 @@ class PlannedState : public nn::ParameterReader, public nn::GradientSink {
       const Tensor one = state_files_->take(DType::kFloat32, count, at);
       Tensor ahead, written;
       if (next > 0 && state_files_->reads_ahead()) {
-        ahead = state_files_->take(DType::kFloat32, next, at + count);
+        ahead = state_files_->read(DType::kFloat32, next, at + count);
       }
       if (weight_files_ && plan_.type != DType::kFloat32) {
         written = weight_files_->take(plan_.type, count, at);
@@ -263,9 +206,9 @@ class PlannedState : public nn::ParameterReader, public nn::GradientSink {
     {
       const DType type = plan_.gradient_type();
       const int64_t most = part_ * int64_t{sizeof(float)} / dtype_size(type);
-      const Tensor one = state_files_->take(type, std::min(most, all), 0);
-      Tensor ahead;
-      if (most < all && state_files_->reads_ahead()) ahead = state_files_->take(type, most, 0);
+      for (int64_t at = 0; at < all; at = run_after(at, all, most)) {
+        work_on_gradients(std::min(most, all - at), at, all);
+      }
     }
     // Of several ranks no run goes beyond the own piece of a bucket.
     int64_t run = part_;
@@ -290,11 +233,24 @@ class PlannedState : public nn::ParameterReader, public nn::GradientSink {
   }
 
  private:
-  // Where the next part of an array begins. After a few the others are like them, but for the last,
-  // which is shorter.
-  static int64_t run_after(int64_t at, int64_t all, int64_t part) {
-    const int64_t last = (all - 1) / part * part;
-    return at == 3 * part && last > at + 2 * part ? last - part : at + part;
+  // Where the next part of an array begins. After a few the others are like them, up to that from
+  // which on they lie in files, and to the last, which is shorter.
+  int64_t run_after(int64_t at, int64_t all, int64_t part) const {
+    int64_t before = 0, after = (all - 1) / part * part;
+    for (const FileMemory* const files : {state_files_.get(), weight_files_.get()}) {
+      if (files == nullptr) continue;
+      const int64_t change = std::min(files->stay(), all) / part * part;
+      if (change <= at) {
+        before = std::max(before, change);
+      } else {
+        after = std::min(after, change);
+      }
+    }
+    return at < before + 3 * part ? at + part : std::max(at + part, after - part);
+  }
+  std::shared_ptr<FileMemory> file_memory(const io::FileArrayOptions& options, int64_t part_bytes,
+                                          int64_t stay) const {
+    return std::make_shared<FileMemory>(ctx_.device, options, part_bytes, stay, resting_);
   }
   int64_t flat_begin(nn::ParamId id) const { return plan_.flat().range(id).begin; }
   size_t tile_bucket(nn::ParamId id, int64_t tile) const {
@@ -340,16 +296,24 @@ class PlannedState : public nn::ParameterReader, public nn::GradientSink {
                                                        std::move(domains), options, take);
   }
 
-  // Added to the file's numbers part by part, of which one is read ahead.
+  // Added to the file's numbers part by part.
   void add_to_file(int64_t elements, int64_t begin) const {
-    const DType type = plan_.gradient_type();
-    const int64_t most = part_ * int64_t{sizeof(float)} / dtype_size(type);
-    const int64_t part = std::min(most, elements);
-    Tensor ahead, one = state_files_->take(type, part, begin);
-    if (part < elements && state_files_->reads_ahead()) {
-      ahead = state_files_->take(type, part, begin);
+    const int64_t most = part_ * int64_t{sizeof(float)} / dtype_size(plan_.gradient_type());
+    const int64_t end = begin + elements;
+    for (int64_t at = begin; at < end; at += most) {
+      keep_writing(work_on_gradients(std::min(most, end - at), at, end));
     }
-    keep_writing(std::move(one));
+  }
+  // A part of them, beside which the next one before `end` is read ahead.
+  Tensor work_on_gradients(int64_t elements, int64_t begin, int64_t end) const {
+    const DType type = plan_.gradient_type();
+    const Tensor one = state_files_->take(type, elements, begin);
+    const int64_t next = std::min(elements, end - begin - elements);
+    Tensor ahead;
+    if (next > 0 && state_files_->reads_ahead()) {
+      ahead = state_files_->read(type, next, begin + elements);
+    }
+    return one;
   }
   // What is written behind waits for the next of its array.
   void keep_writing(Tensor memory) const {
@@ -360,14 +324,11 @@ class PlannedState : public nn::ParameterReader, public nn::GradientSink {
   // Of one rank the piece that is read is the bucket; of several it is read beside it.
   Tensor gathered(const zero::Bucket& bucket) const {
     const int64_t elements = bucket.range.elements();
-    const bool read = weight_files_ != nullptr &&
-                      bucket.owned + bucket.piece > plan_.config.zero.offload_param->max_in_cpu;
     if (weight_files_ != nullptr && plan_.world == 1) {
-      return read ? weight_files_->take(plan_.type, elements, bucket.owned)
-                  : resting(plan_.type, {elements});
+      return weight_files_->take(plan_.type, elements, bucket.owned);
     }
     Tensor piece;
-    if (read) {
+    if (weight_files_ != nullptr) {
       piece = weight_files_->take(plan_.type, bucket.piece, bucket.owned);
     } else if (plan_.weights_beside_gpu() && plan_.world > 1) {
       piece = Tensor::empty(ctx_.device, plan_.type, {bucket.piece}, MemoryTag::kCommunication);

@@ -20,6 +20,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr double kEnough = 0.15;             // seconds that a rate is measured for
 constexpr double kDefaultFarBytes = 1.25e9;  // 10 Gbit/s
+constexpr double kDefaultGpuBytes = 5e11;    // less than that of any GPU for training of late
 constexpr int64_t kMostSide = 2048, kMostRows = 1024;
 
 double seconds_since(Clock::time_point begin) {
@@ -59,6 +60,7 @@ std::pair<int64_t, int64_t> product_sides(const PlanContext& plan) {
 Json PlanRates::to_json() const {
   Json out = {
       {"product_flops", product_flops}, {"pass_flops", pass_flops}, {"memory_bytes", memory_bytes}};
+  if (gpu_memory_bytes > 0) out["gpu_memory_bytes"] = gpu_memory_bytes;
   if (read_bytes > 0) out["read_bytes"] = read_bytes;
   if (write_bytes > 0) out["write_bytes"] = write_bytes;
   if (near_bytes > 0) out["near_bytes"] = near_bytes;
@@ -116,6 +118,11 @@ double RateMeter::memory_bytes() {
     });
   });
   return memory_;
+}
+
+double RateMeter::gpu_memory_bytes() const {
+  const double rate = given("gpu_memory_bytes");
+  return rate > 0 ? rate : kDefaultGpuBytes;
 }
 
 void RateMeter::measure_disk(const PlanContext& plan, const std::string& folder) {

@@ -16,6 +16,7 @@ struct PlanRates {
   double product_flops = 0;                // of matrix products in the compute type, of many rows
   double pass_flops = 0;                   // of these in passes, other operators between them
   double memory_bytes = 0;                 // read and written by an update
+  double gpu_memory_bytes = 0;             // the same by a GPU; 0: there is none
   double read_bytes = 0, write_bytes = 0;  // of the disk with state; 0: there is none
   double near_bytes = 0, far_bytes = 0;    // a rank sends within its node, and across nodes
 
@@ -39,6 +40,7 @@ class RateMeter {
   // products.
   double pass_flops(const PlanContext& plan, int64_t samples, const Flops& token);
   double memory_bytes();
+  double gpu_memory_bytes() const;
   // Writes and reads a file without a name in a folder.
   void measure_disk(const PlanContext& plan, const std::string& folder);
   double read_bytes() const { return read_; }

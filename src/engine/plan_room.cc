@@ -80,7 +80,7 @@ std::vector<Shortage> shortages(const PlanContext& plan, const MemoryPlan& memor
   }
   const MemoryPlanConfig& set = plan.config.memory_plan;
   compare("memory", "memory_plan.limit_bytes", host, set.limit_bytes.value_or(-1), 0);
-  compare("memory of the GPU", "what it has", gpu_bytes(plan, memory), room.gpu, room.tolerance);
+  compare(kGpuMemory, "what it has", gpu_bytes(plan, memory), room.gpu, room.tolerance);
   for (const Use& use : kUses) {
     int64_t bytes = memory.device.*use.bytes;
     if (plan.offloads()) bytes += memory.host.*use.bytes;

@@ -10,6 +10,11 @@
 
 namespace ds {
 
+// Plans are at most so far off; what is to fit leaves that.
+inline constexpr double kPlanMargin = 0.05;
+// The place of a shortage on a GPU.
+inline constexpr const char* kGpuMemory = "memory of the GPU";
+
 // What a rank may have.
 struct PlanRoom {
   std::vector<MemoryCeiling> host;
@@ -17,7 +22,7 @@ struct PlanRoom {
   int local_ranks = 1;          // that share a host and its disks
   std::optional<int64_t> disk;  // for files of a rank; unset: what the file systems say
   // A plan is this share off at most: what exceeds a ceiling by less may still run.
-  double tolerance = 0.05;
+  double tolerance = kPlanMargin;
 };
 // That of this machine.
 PlanRoom room_here(int local_ranks);
@@ -30,7 +35,7 @@ int64_t gpu_bytes(const PlanContext& plan, const MemoryPlan& memory);
 
 // Of one place, or of a budget.
 struct Shortage {
-  std::string place;  // "memory", "memory of the GPU", "room in /fast", "the budget of io"
+  std::string place;  // "memory", kGpuMemory, "room in /fast", the use of a budget
   std::string limit;  // what sets it
   bool in_files = false;
   int64_t needed = 0, there = 0;

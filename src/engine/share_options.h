@@ -85,14 +85,16 @@ inline bool weights_beside_gpu(const Config& config) {
   return zero.stage == 3 && zero.offload_param && zero.offload_optimizer;
 }
 
-// Whether a share of an optimizer's state that is offloaded to memory stays on the GPU (Twin-Flow).
-// Parts that are updated beside backward, chosen elements and whole matrices are updated on the
-// host alone.
-inline bool keeps_share_on_device(const Config& config) {
+// Whether a share of an optimizer's state that is offloaded to memory may stay on the GPU
+// (Twin-Flow). Parts that are updated beside backward, chosen elements and whole matrices are
+// updated on the host alone.
+inline bool may_keep_share_on_device(const Config& config) {
   const auto& offload = config.zero.offload_optimizer;
-  return offload && !offload->in_files() && offload->ratio < 1 && !offload->super_offload &&
-         !config.zero.zenflow &&
+  return offload && !offload->in_files() && !offload->super_offload && !config.zero.zenflow &&
          !(config.optimizer && config.optimizer->type == OptimizerType::kMuon);
+}
+inline bool keeps_share_on_device(const Config& config) {
+  return may_keep_share_on_device(config) && config.zero.offload_optimizer->ratio < 1;
 }
 
 // What `aio` says of each of its threads.

@@ -82,6 +82,32 @@ class Plan(CliCase):
         self.ds("train", "--model", "large.json", "--data", "text.txt", "--steps", "2",
                 "--config", "fits.json")
 
+    def test_fit_offloads_a_share(self):
+        """No more of the optimizer's state goes to files than a limit asks for; an engine under that limit takes it."""
+        self.write("large.json", dict(MODEL, vocab_size=4096, n_embd=256, n_layer=4))
+        self.write("one.json", dict(CONFIG, train_micro_batch_size_per_gpu=1, gradient_accumulation_steps=1))
+        needed = self.plan("large.json", "one.json", "--device", "cpu")["memory_per_rank"]["reserved"]
+        rates = [part for rate in ["product_flops=1e7", "memory_bytes=1e9", "read_bytes=1e9", "write_bytes=1e9"]
+                 for part in ["--rate", rate]]  # nobody computes twice at this rate
+        shares, seconds = [], []
+        for part in 0.9, 0.7:
+            limit = int(part * needed)
+            fit = self.plan("large.json", "one.json", "--device", "cpu", "--memory", limit, "--fit", *rates,
+                            "--folder", self.folder, "--save", "fits.json")["fit"]
+            shares.append(fit["config"]["zero_optimization"]["offload_optimizer"]["ratio"])
+            seconds.append(fit["seconds_per_step"]["files"])
+            limited = dict(json.loads((self.folder / "fits.json").read_text()), memory_plan={"limit_bytes": limit})
+            self.write("limited.json", limited)
+            train = ["train", "--model", "large.json", "--data", "text.txt", "--steps", "2", "--config"]
+            self.ds(*train, "limited.json")
+            limited["zero_optimization"]["offload_optimizer"]["ratio"] = shares[-1] / 2
+            self.write("less.json", limited)
+            self.assertIn("does not fit", self.ds(*train, "less.json", status=1).error)
+        self.assertLess(0, shares[0])
+        self.assertLess(shares[0], shares[1])
+        self.assertLess(shares[1], 1)
+        self.assertAlmostEqual(seconds[1] / seconds[0], shares[1] / shares[0], 1)
+
     def test_errors(self):
         for arguments, status, words in [
                 (["model.json"], 2, "MODEL and CONFIG"),

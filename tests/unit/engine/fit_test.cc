@@ -1,6 +1,7 @@
 // The fastest variant that fits, from rates that are given.
 #include "engine/plan_fit.h"
 
+#include <cmath>
 #include <set>
 
 #include "engine/plan.h"
@@ -25,7 +26,7 @@ Json rates(double disk = 1e9) {
 }
 
 Json fit(const Json& given, int64_t memory, const Json& speeds = rates(), int world = 1,
-         int64_t positions = 64) {
+         const Json& model = shape()) {
   PlanOptions options;
   options.on_gpu = false;
   options.world = world;
@@ -36,7 +37,7 @@ Json fit(const Json& given, int64_t memory, const Json& speeds = rates(), int wo
   question.rates = speeds;
   const Folder folder;
   question.folder = folder.path();
-  return plan_training(shape(positions), dump_json(given), options, question);
+  return plan_training(model, dump_json(given), options, question);
 }
 
 int64_t samples(const Json& chosen, int world = 1) {
@@ -85,7 +86,7 @@ TEST(Fit, RatesDecide) {
   ASSERT_LT(again * 1.02, kept);
   const auto memory = static_cast<int64_t>((kept + again) / 2 * 1.05);
   const auto in_files = [&](double disk) {
-    return fit(config(), memory, rates(disk), 1, kPositions).contains("files_per_rank");
+    return fit(config(), memory, rates(disk), 1, shape(kPositions)).contains("files_per_rank");
   };
   EXPECT_TRUE(in_files(1e12));
   EXPECT_FALSE(in_files(1e6));
@@ -120,6 +121,168 @@ TEST(Fit, AGpuLeavesStateToTheHostAndTheHostToFiles) {
   const auto needed = whole["memory_per_rank"]["total"].get<int64_t>();
   EXPECT_EQ(devices(needed * 3 / 4, 1024 * kMiB).first, "cpu");
   EXPECT_EQ(devices(needed * 3 / 4, 8 * kMiB).first, "nvme");
+}
+
+// ---- a share of the optimizer's state ----
+
+constexpr double kStep = 0.05;  // of shares that are considered
+
+double share_of(const Json& config) {
+  return config["zero_optimization"]["offload_optimizer"].value("ratio", 1.0);
+}
+
+Json with_share(const Json& config, double share) {
+  return with(config, {{"zero_optimization", {{"offload_optimizer", {{"ratio", share}}}}}});
+}
+
+// Computing again and small micro batches cost more than the disk, so that the state goes there
+// first.
+Json slow_passes() { return with(rates(), {{"product_flops", 1e8}, {"pass_flops", 1e8}}); }
+Json one_pass() {
+  return with(config(),
+              {{"train_micro_batch_size_per_gpu", 1}, {"gradient_accumulation_steps", 1}});
+}
+
+// Of which a twentieth is more than the blocks that memory is taken in.
+Json wide() { return with(shape(), {{"n_embd", 320}}); }
+
+Json plan_of(const Json& given, bool on_gpu) {
+  PlanOptions options;
+  options.on_gpu = on_gpu;
+  return plan_training(wide(), dump_json(given), options);
+}
+
+// Of a limit the least share that leaves 5 %: what the next smaller one needs is more.
+TEST(Fit, NoMoreGoesToFilesThanHasTo) {
+  const auto reserved = [](const Json& given) {
+    return plan_of(given, false)["memory_per_rank"]["reserved"].get<double>();
+  };
+  const Json whole = fit(one_pass(), int64_t{1} << 32, slow_passes(), 1, wide());
+  const double most = whole["memory_per_rank"]["reserved"];
+  double last_share = 0, last_seconds = whole["fit"]["seconds_per_step"]["total"];
+  for (const double part : {0.95, 0.85, 0.75, 0.65, 0.55}) {
+    SCOPED_TRACE(part);
+    const auto limit = static_cast<int64_t>(part * most * 1.05);
+    const Json plan = fit(one_pass(), limit, slow_passes(), 1, wide());
+    const Json& chosen = plan["fit"]["config"];
+    ASSERT_EQ(chosen["zero_optimization"]["offload_optimizer"]["device"], "nvme");
+    const double share = share_of(chosen);
+    EXPECT_NEAR(share / kStep, std::round(share / kStep), 1e-9);
+    EXPECT_GT(share, last_share);
+    EXPECT_LT(share, 1);
+    EXPECT_LE(reserved(chosen) * 1.05, static_cast<double>(limit));
+    const double less = share - kStep;
+    const Json smaller = less > kStep / 2 ? with_share(chosen, less) : one_pass();
+    EXPECT_GT(reserved(smaller) * 1.05, static_cast<double>(limit));
+    // Rates say what that costs: moments of 8 bytes tell how many elements are in files. The norm
+    // reads gradients before the update does, masters and moments are read and written.
+    const Json& seconds = plan["fit"]["seconds_per_step"];
+    const double elements = plan["files_per_rank"]["optimizer"].get<double>() / 8;
+    EXPECT_NEAR(seconds["files"].get<double>(), elements * (12 + 2 * 4 + 12 + 4) / 1e9, 1e-6);
+    EXPECT_GT(seconds["total"].get<double>(), last_seconds);
+    last_seconds = seconds["total"];
+    last_share = share;
+  }
+}
+
+// It trains within what is planned, and that within the limit.
+TEST(Fit, AChosenShareTrainsAsPlanned) {
+  const double most =
+      fit(one_pass(), int64_t{1} << 32, slow_passes(), 1, wide())["memory_per_rank"]["total"];
+  const auto limit = static_cast<int64_t>(0.75 * most * 1.05);
+  const Folder folder;
+  const Json plan = fit(one_pass(), limit, slow_passes(), 1, wide());
+  Json chosen = plan["fit"]["config"];
+  ASSERT_LT(share_of(chosen), 1);
+  chosen["zero_optimization"]["offload_optimizer"]["nvme_path"] = folder.path();
+  const auto model = models::Model::create(wide(), 1);
+  Engine engine(dump_json(chosen), model, nullptr);
+  MicroBatch batch;
+  batch.ids = batch.labels = ids_tensor(std::vector<int64_t>(64, 1), 1);
+  for (int step = 0; step < 3; ++step) {
+    engine.backward(engine.forward(batch));
+    engine.step();
+  }
+  const auto peak = static_cast<double>(model->device()->account().total_peak());
+  const auto planned = plan["memory_per_rank"]["total"].get<double>();
+  EXPECT_NEAR(planned / peak, 1, 0.05);
+  EXPECT_LE(peak, static_cast<double>(limit));
+}
+
+// Whatever was said of a share, another one may be the fastest; without offload none is left.
+TEST(Fit, AGivenShareDoesNotBind) {
+  const double most =
+      fit(one_pass(), int64_t{1} << 32, slow_passes(), 1, wide())["memory_per_rank"]["reserved"];
+  const auto limit = static_cast<int64_t>(0.8 * most * 1.05);
+  const Json files = {
+      {"zero_optimization",
+       {{"stage", 1}, {"offload_optimizer", {{"device", "nvme"}, {"nvme_path", "/"}}}}}};
+  const double wanted =
+      share_of(fit(with(one_pass(), files), limit, slow_passes(), 1, wide())["fit"]["config"]);
+  for (const double given : {0.1, 0.95}) {
+    const Json said = with_share(with(one_pass(), files), given);
+    EXPECT_EQ(share_of(fit(said, limit, slow_passes(), 1, wide())["fit"]["config"]), wanted);
+    const Json roomy = fit(said, int64_t{1} << 32, slow_passes(), 1, wide())["fit"]["config"];
+    EXPECT_FALSE(roomy["zero_optimization"].contains("offload_optimizer"));
+  }
+}
+
+// A disk that has no room for all of the state may have some for what has to be there.
+TEST(Fit, ASmallDiskTakesAShare) {
+  PlanOptions options;
+  options.on_gpu = false;
+  PlanQuestion question;
+  question.fit = true;
+  question.rates = slow_passes();
+  const Json whole = plan_of(one_pass(), false)["memory_per_rank"];
+  question.memory = static_cast<int64_t>(whole["reserved"].get<double>() * 0.8 * 1.05);
+  question.disk = whole["model_states"].get<int64_t>() * 3 / 4;
+  const Folder folder;
+  question.folder = folder.path();
+  const Json plan = plan_training(wide(), dump_json(one_pass()), options, question);
+  EXPECT_LT(share_of(plan["fit"]["config"]), 0.75);
+  EXPECT_LE(plan["files_per_rank"]["total"].get<int64_t>(), *question.disk);
+}
+
+// What a GPU has room for stays there, and is updated while the host updates the rest.
+TEST(Fit, AGpuKeepsWhatItHasRoomFor) {
+  const Json given = with(one_pass(), {{"zero_optimization", {{"reduce_bucket_size", 200000}}}});
+  PlanOptions options;
+  options.on_gpu = true;
+  PlanQuestion question;
+  question.fit = true;
+  question.disk = 1;
+  question.memory = int64_t{1} << 32;
+  question.rates = with(slow_passes(), {{"gpu_memory_bytes", 4e10}});
+  const auto total = [](const Json& one) {
+    return plan_of(one, true)["memory_per_rank"]["total"].get<double>();
+  };
+  const double whole = total(given);
+  for (const double part : {0.9, 0.8, 0.7}) {
+    SCOPED_TRACE(part);
+    question.gpu_memory = static_cast<int64_t>(part * whole * 1.05);
+    const auto limit = static_cast<double>(*question.gpu_memory);
+    const Json plan = plan_training(wide(), dump_json(given), options, question);
+    const Json& chosen = plan["fit"]["config"];
+    ASSERT_EQ(chosen["zero_optimization"]["offload_optimizer"]["device"], "cpu");
+    const double share = share_of(chosen);
+    ASSERT_LT(share, 1);
+    EXPECT_LE(total(chosen) * 1.05, limit);
+    const Json smaller = share > 1.5 * kStep ? with_share(chosen, share - kStep) : given;
+    EXPECT_GT(total(smaller) * 1.05, limit);
+    // 30 bytes of memory for each element, of the host 1e10 a second.
+    const double host = plan["host_memory_per_rank"]["optimizer"].get<double>() / 8;
+    const double device = plan["memory_per_rank"]["optimizer"].get<double>() / 8;
+    EXPECT_NEAR(plan["fit"]["seconds_per_step"]["update"].get<double>(),
+                30 * std::max(host / 1e10, device / 4e10), 1e-6);
+  }
+  // Muon's matrices are updated on the host alone.
+  const Json muon = with(given, {{"optimizer", {{"type", "Muon"}}},
+                                 {"zero_optimization", {{"reduce_scatter", false}}}});
+  question.gpu_memory = static_cast<int64_t>(0.85 * total(muon) * 1.05);
+  const Json plan = plan_training(wide(), dump_json(muon), options, question);
+  EXPECT_EQ(plan["fit"]["config"]["zero_optimization"]["offload_optimizer"]["device"], "cpu");
+  EXPECT_EQ(share_of(plan["fit"]["config"]), 1);
 }
 
 TEST(Fit, SeveralRanksSpreadState) {

@@ -184,6 +184,82 @@ TEST(MemoryCheck, OutOfMemoryTellsWhatWasPlanned) {
 }
 
 // Changes of two kinds that exclude each other are never advised together.
+// The share that has to be offloaded, and not a twentieth less.
+TEST(MemoryCheck, AdviceOffloadsNoMoreThanHasTo) {
+  const Folder folder;
+  const Json config =
+      planned({{"train_micro_batch_size_per_gpu", 1},
+               {"bf16", {{"enabled", true}}},
+               {"data_types", {{"grad_accum_dtype", "bf16"}}},
+               {"activation_checkpointing", {{"enabled", true}}}});  // nothing cheaper is left
+  const int64_t limit = needed(config) * 8 / 10;
+  const std::vector<Json> remedies = remedies_in(refusal(with(config, limited(limit))));
+  ASSERT_EQ(remedies.size(), 2U);  // the optimizer, and the weights, too
+  for (Json remedy : remedies) {
+    Json& offload = remedy["zero_optimization"]["offload_optimizer"];
+    offload["nvme_path"] = folder.path();
+    const double share = offload.at("ratio");
+    EXPECT_LT(share, 1);
+    const auto with_ratio = [&](double ratio) {
+      Json changed = with(with(config, limited(limit)), remedy);
+      changed["zero_optimization"]["offload_optimizer"]["ratio"] = ratio;
+      return changed;
+    };
+    EXPECT_LE(needed(with_ratio(share)), limit);
+    EXPECT_GT(needed(with_ratio(share - 0.05)), limit);
+    EXPECT_LE(trained_peak(with_ratio(share)), limit);
+    refusal(with_ratio(share - 0.05));
+  }
+}
+
+// A share that was named may be too small, and too large for the disk.
+TEST(MemoryCheck, AdviceChangesAShare) {
+  ThreadPool pool(1);
+  AdviceOptions options;
+  options.plan.on_gpu = false;
+  options.room.tolerance = 0;
+  const auto in_files = [](double share) {
+    return planned(
+        {{"zero_optimization",
+          {{"stage", 1},
+           {"sub_group_size", 65536},
+           {"offload_optimizer", {{"device", "nvme"}, {"nvme_path", "/"}, {"ratio", share}}}}}});
+  };
+  const auto cheapest = [&](double share) {
+    const auto remedies =
+        find_remedies(PlanModel::of_json(shape()), in_files(share), options, pool);
+    for (const Remedy& one : remedies) {
+      const Json& zero = one.patch.value("zero_optimization", Json::object());
+      if (one.patch.size() != 1 || zero.size() != 1) continue;
+      EXPECT_TRUE(one.fits);
+      return zero["offload_optimizer"]["ratio"].get<double>();
+    }
+    return -1.0;
+  };
+  const int64_t limit = (needed(in_files(0)) + needed(in_files(1))) / 2;
+  int steps = 1;
+  while (static_cast<double>(needed(in_files(steps / 20.0))) * 1.05 > static_cast<double>(limit)) {
+    ++steps;
+  }
+  ASSERT_GT(steps, 4);
+  ASSERT_LT(steps, 16);
+  options.room.host = {{"a limit", limit, false}};
+  options.room.disk = int64_t{1} << 40;
+  EXPECT_DOUBLE_EQ(cheapest(0.1), steps / 20.0);
+  PlanOptions plan;
+  plan.on_gpu = false;
+  const auto stored = [&](double share) {
+    return plan_training(shape(), dump_json(in_files(share)), plan)["files_per_rank"]["total"]
+        .get<int64_t>();
+  };
+  options.room.disk = stored(steps / 20.0 + 0.1);
+  EXPECT_DOUBLE_EQ(cheapest(1), steps / 20.0);
+  EXPECT_DOUBLE_EQ(cheapest(0.95), steps / 20.0);
+  EXPECT_DOUBLE_EQ(cheapest(steps / 20.0), -1);  // it fits
+  options.room.disk = stored(steps / 20.0) - 1;
+  EXPECT_DOUBLE_EQ(cheapest(1), -1);  // no share does
+}
+
 TEST(MemoryCheck, AdviceIsPlanned) {
   ThreadPool pool(1);
   AdviceOptions options;

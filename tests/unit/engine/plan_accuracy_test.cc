@@ -77,6 +77,10 @@ Json in_files(bool weights, bool pipeline) {
   return {{"zero_optimization", zero}};
 }
 
+Json a_share(double ratio) {
+  return {{"zero_optimization", {{"offload_optimizer", {{"ratio", ratio}}}}}};
+}
+
 Json zenflow(const Json& offload) {
   return {{"zero_optimization",
            {{"stage", 2},
@@ -122,6 +126,12 @@ std::vector<AccuracyRow> rows() {
       {"optimizer_in_files", Json::object(), in_files(false, false)},
       {"optimizer_in_files_bf16_pipelined", Json::object(),
        with(with(in_files(false, true), kBf16), {{"data_types", {{"grad_accum_dtype", "bf16"}}}})},
+      {"a_share_in_files", Json::object(), with(in_files(false, false), a_share(0.4))},
+      {"a_share_in_files_bf16_pipelined", Json::object(),
+       with(with(in_files(false, true), kBf16), a_share(0.65))},
+      {"a_share_in_files_weights_too", Json::object(), with(in_files(true, true), a_share(0.5))},
+      {"a_share_in_files_weights_too_bf16", Json::object(),
+       with(with(in_files(true, true), a_share(0.3)), kBf16)},
       {"all_in_files", Json::object(), with(in_files(true, true), kBf16)},
       {"all_in_files_fp32_checkpointed", Json::object(), with(in_files(true, false), kCheckpoints)},
       {"super_offload", Json::object(),
@@ -131,9 +141,13 @@ std::vector<AccuracyRow> rows() {
       {"zenflow", Json::object(), with(kBf16, zenflow({{"device", "cpu"}}))},
       {"zenflow_in_files", Json::object(),
        with(kBf16, zenflow({{"device", "nvme"}, {"nvme_path", "FOLDER"}}))},
+      {"zenflow_a_share_in_files", Json::object(),
+       with(kBf16, zenflow({{"device", "nvme"}, {"nvme_path", "FOLDER"}, {"ratio", 0.5}}))},
       {"stage_2", Json::object(), with(stage(2), kBf16), 2},
       {"stage_3", Json::object(), stage(3), 2},
       {"stage_3_in_files", Json::object(), with(in_files(true, true), kBf16), 2},
+      {"stage_3_a_share_in_files", Json::object(),
+       with(with(in_files(true, true), a_share(0.5)), kBf16), 2},
   };
 }
 
