@@ -337,10 +337,9 @@ typedef int32_t (*ds_progress_fn)(void* user_data, const char* call, int64_t don
  * Sets what hears the progress of this engine's calls, before each of their parts; NULL: nothing.
  * What an early end leaves: ds_engine_train_batch keeps the micro batches that are done and the
  * next call goes on with the step; ds_engine_evaluate has no effect; ds_engine_save leaves no
- * checkpoint of that tag, and what was there stays; ds_engine_load leaves what a load that fails
- * leaves. In a group of several processes an early end of a training or
- * evaluating call ends the group, as ds_comm_abort does, because the others would wait; one of
- * saving or loading fails in every process alike.
+ * checkpoint of that tag, and what was there stays; ds_engine_load leaves what one that fails does.
+ * In a group of several processes an early end of a training or evaluating call ends the group, as
+ * ds_comm_abort does, because the others would wait; one of saving or loading fails in all alike.
  * @param release  called once with `user_data` when `fn` is no longer used; may be NULL
  * Since: 0.4.
  */
@@ -403,15 +402,12 @@ DS_API ds_status ds_engine_save_wait(ds_engine* engine);
  * What fails before tensors are read (no checkpoint, other shapes, sizes, a damaged manifest)
  * leaves the engine as before. Damage and I/O errors that only show while they are read leave an
  * engine as before if it has trained since it was made or last loaded: its load keeps what it
- * overwrites until it has succeeded. Where memory has no room for that (as much again as the rank
- * holds of masters and states, and half of what is free), where it comes more slowly than bytes
- * from a disk, or where states lie in files, in 8 bits or on a GPU, everything is read and checked
- * once before anything changes, which takes twice as long; an early end or an I/O error after that
- * leaves the engine as one that has not trained. In an engine that has not
- * trained there is nothing to lose: it and its model are then incomplete, and calls that use or
- * save weights or optimizer state fail with DS_ERR_STATE, which says why, until a load succeeds.
- * Views of the model's memory may show a mixture meanwhile; memory that the caller lent is written
- * by success alone.
+ * overwrites until it has succeeded, in half of the free memory at most. Where that has no room, is
+ * slower than a disk, or where states lie in files, in 8 bits or on a GPU, all is read and checked
+ * once before anything changes, which takes twice as long. In an engine that has not trained there
+ * is nothing to lose: it and its model are then incomplete, and calls that use or save weights or
+ * optimizer state fail with DS_ERR_STATE, which says why, until a load succeeds. Views of the
+ * model's memory may show a mixture meanwhile; lent memory is written by success alone.
  * Errors: DS_ERR_IO, DS_ERR_NOT_FOUND, DS_ERR_CORRUPT (with file and place), DS_ERR_STATE,
  * DS_ERR_CONFIG (an unknown option; "strict"). Since: 0.5.
  */
