@@ -103,7 +103,10 @@ HWY_INLINE void slices(const QuantizedGemv& call, const float* rows, int64_t fir
 #pragma GCC unroll 8
     for (int t = 0; t < kT; ++t) total[p][t] = hn::Zero(d);
   }
+  // The slices that follow are fetched while these are multiplied, their scales too: a group's lie
+  // alone between its codes, where the processor foresees no stream.
   const int64_t ahead = w.panel_bytes() * kP / kSlices;
+  const int64_t scales_ahead = w.groups() * kPanelRows * kP / kSlices;
   const float* x = rows + token * layout.stride;
   for (int64_t g = 0; g < w.groups(); ++g) {
     VF sum[kP][2][kT];  // over even and odd elements: twice as many independent chains
@@ -133,6 +136,8 @@ HWY_INLINE void slices(const QuantizedGemv& call, const float* rows, int64_t fir
 #pragma GCC unroll 2
     for (int p = 0; p < kP; ++p) {
       const int64_t at = scale_at[p] + g * kPanelRows;
+      __builtin_prefetch(w.scales + at + scales_ahead);
+      if constexpr (kCodes == Codes::k4Minima) __builtin_prefetch(w.minimum + at + scales_ahead);
       const VF scale = simd::load(d, w.scales + at);
 #pragma GCC unroll 8
       for (int t = 0; t < kT; ++t) {
