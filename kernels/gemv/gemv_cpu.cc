@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "kernels/cpu.h"
+#include "kernels/gemv/chunks.h"
 #include "kernels/gemv/gemv_pairs.h"
 #include "kernels/gemv/put.h"
 #include "kernels/gemv/scratch.h"
@@ -204,8 +205,8 @@ HWY_EXPORT(run_f32);
 HWY_EXPORT(run_bf16);
 HWY_EXPORT(run_f16);
 
-// Bytes of w in a chunk: long enough to stream, short enough to share.
-constexpr int64_t kChunkBytes = 128 << 10;
+// Bytes of w in the shortest chunk that is worth a thread's while.
+constexpr int64_t kLeastChunk = 128 << 10;
 
 void launch(const Gemv& call, ThreadPool& pool, void (*prepare)(const Gemv&, float*),
             void (*run)(const Gemv&, const float*, int64_t, int64_t)) {
@@ -213,7 +214,9 @@ void launch(const Gemv& call, ThreadPool& pool, void (*prepare)(const Gemv&, flo
   float* rows = buffer.reserve(call.m * gemv_padded(call.k));
   prepare(call, rows);
   const int64_t item = call.type == FloatType::kFloat32 ? 4 : 2;
-  const int64_t grain = std::max<int64_t>(1, kChunkBytes / std::max<int64_t>(1, call.k * item));
+  const int64_t row = std::max<int64_t>(1, call.k * item);
+  const int64_t chunk = gemv_chunk_bytes(call.n * row, pool.threads(), kLeastChunk);
+  const int64_t grain = std::max<int64_t>(1, chunk / row);
   pool.for_range(call.n, (grain + 3) / 4 * 4,
                  [&](int64_t begin, int64_t end) { run(call, rows, begin, end); });
 }

@@ -2,6 +2,7 @@
 // at a time.
 #include <algorithm>
 
+#include "kernels/gemv/chunks.h"
 #include "kernels/gemv/gemv.h"
 #include "kernels/gemv/scratch.h"
 #include "kernels/quantize/quantize.h"
@@ -227,8 +228,8 @@ HWY_EXPORT(run_8);
 HWY_EXPORT(run_4);
 HWY_EXPORT(run_4_minima);
 
-// Bytes of codes in a chunk: long enough to stream, short enough to share.
-constexpr int64_t kChunkBytes = 64 << 10;
+// Bytes of codes in the shortest chunk that is worth a thread's while.
+constexpr int64_t kLeastChunk = 64 << 10;
 
 }  // namespace
 
@@ -244,7 +245,8 @@ void quantized_gemv(const QuantizedGemv& call, ThreadPool& pool) {
                    : w.minima  ? HWY_DYNAMIC_DISPATCH(run_4_minima)
                                : HWY_DYNAMIC_DISPATCH(run_4);
   prepare(call, rows);
-  const int64_t grain = std::max<int64_t>(1, kChunkBytes / std::max<int64_t>(1, w.panel_bytes()));
+  const int64_t chunk = gemv_chunk_bytes(w.code_bytes(), pool.threads(), kLeastChunk);
+  const int64_t grain = std::max<int64_t>(1, chunk / std::max<int64_t>(1, w.panel_bytes()));
   pool.for_range(w.panels(), (grain + 1) / 2 * 2,
                  [&](int64_t begin, int64_t end) { run(call, rows, begin, end); });
 }
