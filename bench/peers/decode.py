@@ -6,14 +6,10 @@ Needs torch and transformers from PyPI. The peer decodes greedily with its key-v
 of its own, which is faster than transformers' generate(); int8 and int4 of ds stand beside the
 peer's bf16, because PyTorch has no weight-only form on the CPU without further packages.
 """
-import json
-import tempfile
 import time
 
 import common
-
-SHAPE = {"vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12,
-         "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+from decode_common import SHAPE, config_file, run_ours
 
 
 class Peer:
@@ -53,9 +49,7 @@ def main():
     made.set_defaults(rounds=3)
     args = common.parse(made)
     report = common.Report(args, "decode")
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump({"model_type": "gpt2", **SHAPE}, file)
-        file.flush()
+    with config_file() as config:
         peers = {}
         for form in args.forms.split(","):
             precision = "fp32" if form == "fp32" else "bf16"
@@ -70,8 +64,7 @@ def main():
                 return times
 
             def mine():
-                out = common.run_json([args.program, file.name, form, str(args.prompt),
-                                       str(args.new), str(args.threads), "64", "3"])
+                out = run_ours(args, config, form, args.prompt, group=64, rounds=3)
                 seen.append(out)
                 ours.append(out["prompt_ms"])
                 return out["ms_per_token"]

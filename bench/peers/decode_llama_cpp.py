@@ -9,16 +9,13 @@ the logits. ds keeps keys and values in bf16, llama.cpp in fp16; with the cache 
 of 8 bits, and llama.cpp then needs its flash attention, which is tried with the other cache, too: the
 faster one counts. The heap is not tuned for either.
 """
-import json
 import os
-import statistics
 import tempfile
 import time
 
 import common
-
-SHAPE = {"vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12,
-         "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+import decode_common
+from decode_common import SHAPE
 
 
 def write_model(path, form):
@@ -93,10 +90,8 @@ class Peer:
         return (time.perf_counter() - began) * 1e3
 
     def generate(self, prompt):
-        """Milliseconds until the first token, and of each token after it."""
         self.api.llama_memory_clear(self.api.llama_get_memory(self.context), True)
-        first = self.feed([i * 7919 % SHAPE["vocab_size"] for i in range(prompt)])
-        return first, [self.feed([i * 104729 % SHAPE["vocab_size"]]) for i in range(self.new - 1)]
+        return decode_common.generate(self.feed, prompt, self.new)
 
     def close(self):
         self.api.llama_free(self.context)
@@ -104,48 +99,25 @@ class Peer:
 
 
 def compare(args, report, config, path, form, cache):
-    ways = [True] if cache == "int8" else [True, False]
-    peers = {flash: Peer(path, args, cache, flash) for flash in ways}
-    for prompt in [int(p) for p in args.prompts.split(",")]:
-        firsts, times = {flash: [] for flash in ways}, {flash: [] for flash in ways}
-        ours = []
-        for peer in peers.values():
-            peer.generate(prompt)
-        for _ in range(args.rounds):
-            for flash, peer in peers.items():
-                first, later = peer.generate(prompt)
-                firsts[flash].append(first)
-                times[flash].extend(later)
-            ours.append(common.run_json([args.program, config, form, str(prompt), str(args.new),
-                                         str(args.threads), "32", "1", "0", "1",
-                                         "1" if cache == "int8" else "0"]))
-        median = statistics.median
-        peer_token = min(median(t) for t in times.values())
-        peer_prompt = min(median(t) for t in firsts.values())
-        token = median(o["ms_per_token"] for o in ours)
-        first = median(o["prompt_ms"] for o in ours)
-        report.row(form=form, cache=cache, prompt=prompt, peer_ms_per_token=peer_token,
-                   ds_ms_per_token=token, ratio=peer_token / token,
-                   kv_share=median(o["kv_share"] for o in ours), peer_prompt_ms=peer_prompt,
-                   ds_prompt_ms=first, prompt_ratio=peer_prompt / first)
+    ways = {"flash": True} if cache == "int8" else {"flash": True, "plain": False}
+    peers = {way: Peer(path, args, cache, flash) for way, flash in ways.items()}
+
+    def ours(prompt):
+        return decode_common.run_ours(args, config, form, prompt, group=32, rounds=1, codes=True,
+                                      int8_cache=cache == "int8")
+
+    decode_common.compare(args, report, {way: peer.generate for way, peer in peers.items()},
+                          {form: ours}, {"form": form, "cache": cache})
     for peer in peers.values():
         peer.close()
 
 
 def main():
-    made = common.parser(__doc__)
-    made.add_argument("program")
-    made.add_argument("--prompts", default="32,990")
-    made.add_argument("--new", type=int, default=24)
+    made = decode_common.parser(__doc__)
     made.add_argument("--forms", default="int8,int4")
-    made.add_argument("--caches", default="auto,int8")
-    made.set_defaults(rounds=3, stock=True)
     args = made.parse_args()
     report = common.Report(args, "llama.cpp")
-    with tempfile.TemporaryDirectory() as folder:
-        config = os.path.join(folder, "config.json")
-        with open(config, "w", encoding="utf-8") as file:
-            json.dump({"model_type": "gpt2", **SHAPE}, file)
+    with decode_common.config_file() as config, tempfile.TemporaryDirectory() as folder:
         for form in args.forms.split(","):
             path = os.path.join(folder, f"{form}.gguf")
             write_model(path, form)
