@@ -73,4 +73,5 @@ def compare(args, report, peers, ours, columns):
             report.row(**columns, prompt=prompt, way=token_way, peer_ms_per_token=peer_token, ds=form,
                        ds_ms_per_token=token, ratio=peer_token / token,
                        kv_share=median(w["kv_share"] for w in words), prompt_way=prompt_way,
-                       peer_prompt_ms=peer_prompt, ds_prompt_ms=first, prompt_ratio=peer_prompt / first, ways=ways)
+                       peer_prompt_ms=peer_prompt, ds_prompt_ms=first, prompt_ratio=peer_prompt / first,
+                       ways=ways)
