@@ -12,6 +12,7 @@ namespace {
 
 constexpr int64_t kSharedBytes = int64_t{1} << 20;  // of a thread at a time
 constexpr double kLeastRate = 2e9;                  // bytes per second
+constexpr size_t kTimedBytes = size_t{8} << 20;     // the time for less says nothing
 
 using Clock = std::chrono::steady_clock;
 
@@ -59,18 +60,19 @@ void OverwrittenMemory::keep(std::span<std::byte> memory) {
 }
 
 bool OverwrittenMemory::comes_slowly() noexcept {
-  constexpr size_t kSome = size_t{8} << 20, kPage = 4096;
-  const size_t bytes = std::min(kSome, copies_.bytes().size());
+  constexpr size_t kPage = 4096;
+  if (copies_.bytes().size() < kTimedBytes) return false;
   const Clock::time_point begin = Clock::now();
-  for (size_t at = 0; at < bytes; at += kPage) {
+  for (size_t at = 0; at < kTimedBytes; at += kPage) {
     *static_cast<volatile std::byte*>(copies_.data() + at) = std::byte{0};
   }
-  return static_cast<double>(bytes) < kLeastRate * seconds_since(begin);
+  return static_cast<double>(kTimedBytes) < kLeastRate * seconds_since(begin);
 }
 
 bool OverwrittenMemory::was_slow() noexcept {
-  const auto bytes = static_cast<double>(used_ - std::exchange(asked_, used_));
-  return bytes < kLeastRate * std::exchange(seconds_, 0);
+  const size_t bytes = used_ - std::exchange(asked_, used_);
+  const double seconds = std::exchange(seconds_, 0);
+  return bytes >= kTimedBytes && static_cast<double>(bytes) < kLeastRate * seconds;
 }
 
 // The last first: of what was overwritten twice the first copy counts.
