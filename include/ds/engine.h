@@ -404,10 +404,10 @@ DS_API ds_status ds_engine_save_wait(ds_engine* engine);
  * engine as before if it has trained since it was made or last loaded: its load keeps what it
  * overwrites until it has succeeded, in half of the free memory at most. Where that has no room, is
  * slower than a disk, or where states lie in files, in 8 bits or on a GPU, all is read and checked
- * once before anything changes, which takes twice as long. In an engine that has not trained there
- * is nothing to lose: it and its model are then incomplete, and calls that use or save weights or
- * optimizer state fail with DS_ERR_STATE, which says why, until a load succeeds. Views of the
- * model's memory may show a mixture meanwhile; lent memory is written by success alone.
+ * once before anything changes, which takes twice as long. What fails or is ended after that check,
+ * or in an engine that has not trained, leaves it and its model incomplete: calls that use or save
+ * weights or optimizer state fail with DS_ERR_STATE, which says why, until a load succeeds. Views
+ * of the model's memory may show a mixture meanwhile; lent memory is written by success alone.
  * Errors: DS_ERR_IO, DS_ERR_NOT_FOUND, DS_ERR_CORRUPT (with file and place), DS_ERR_STATE,
  * DS_ERR_CONFIG (an unknown option; "strict"). Since: 0.5.
  */

@@ -296,8 +296,8 @@ void CheckpointLoader::mark_overwritten(const CheckpointReader& reader) {
 }
 
 // Everything but the bytes of the tensors is read and checked first; these go straight to the
-// engine's own memory. What fails changes nothing in an engine that has trained, see protect(). In
-// another one it leaves a mixture, which the model is marked for until a load succeeds.
+// engine's own memory. An engine that has trained is protected from damage there, see protect().
+// What fails without that leaves a mixture, which the model is marked for until a load succeeds.
 void CheckpointLoader::restore(CheckpointReader reader, const LoadOptions& options) {
   reader.use_threads(&run_.pool);
   const OpContext ctx = run_.context();
