@@ -44,12 +44,5 @@ struct BFloat16Product {
                      : "i"(kSum), "i"(kLeft), "i"(kRight));
   }
 };
-// Products of signed bytes, summed in 32 bits.
-struct Int8Product {
-  template <int kSum, int kLeft, int kRight>
-  static inline __attribute__((always_inline)) void add() {
-    __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kLeft), "i"(kRight));
-  }
-};
 
 }  // namespace ds::kernels::amx

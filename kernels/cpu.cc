@@ -69,7 +69,6 @@ CpuFeatures detect() {
   const auto bit = [edx](int index) { return (edx >> index & 1u) != 0; };
   const bool tiles = bit(24) && f.avx512_bf16 && f.avx512_vnni && request_tiles();
   f.amx_bf16 = tiles && bit(22);
-  f.amx_int8 = tiles && bit(25);
   return f;
 }
 

@@ -12,7 +12,6 @@ struct CpuFeatures {
   bool avx512_bf16 = false;  // VDPBF16PS and conversions
   bool avx512_vnni = false;  // VPDPBUSD
   bool amx_bf16 = false;     // tiles usable: the system granted their state to this process
-  bool amx_int8 = false;
 };
 
 // Asked once. Linux gives a process tile state on request only; the first call requests it, and
@@ -31,7 +30,7 @@ extern const bool kHasBf16Conversion;
 
 // Configures all eight tiles as 16 rows of 64 bytes for this thread; released in the destructor,
 // because a thread that keeps tiles in use makes every context switch save 8 KiB. Only where
-// amx_bf16 or amx_int8 is set.
+// amx_bf16 is set.
 class AmxTiles {
  public:
   AmxTiles() noexcept;

@@ -36,7 +36,8 @@ using simd::DF;
 using simd::VF;
 
 constexpr int kRows = 4;    // of w: as many independent sums as hide the latency of an addition
-constexpr int kTokens = 4;  // rows of x at a time, so that all sums stay in registers
+constexpr int kTokens = 4;  // rows of x at a time
+constexpr int kMostSums = HWY_MAX_BYTES >= 64 ? 16 : 12;  // that stay in registers
 
 // Two vectors of bf16 as fp32: the even elements and the odd ones, which costs a shift and a mask
 // where the order of memory would cost a permutation. Rows of x are prepared in the same order.
@@ -134,6 +135,10 @@ HWY_INLINE void dot_block(const T* w, int64_t k, const float* x, int64_t ahead,
 
 template <int kR, int kT, class T>
 void block(const Gemv& call, const float* rows, int64_t j, int64_t t) {
+  if constexpr (kR * kT > kMostSums) {
+    block<kR / 2, kT, T>(call, rows, j, t);
+    return block<kR / 2, kT, T>(call, rows, j + kR / 2, t);
+  }
   const T* w = static_cast<const T*>(call.w);
   float out[kR][kT];
   dot_block<kR, kT>(w + j * call.k, call.k, rows + t * gemv_padded(call.k), kR * call.k, out);

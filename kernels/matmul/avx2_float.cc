@@ -16,7 +16,6 @@ namespace {
 
 struct FloatOp {
   using Vector = __m256;
-  using Sum = float;
   static constexpr int64_t kLanes = 8;
   static Vector zero() { return _mm256_setzero_ps(); }
   static Vector load(const float* p) { return _mm256_loadu_ps(p); }
@@ -31,49 +30,91 @@ struct FloatOp {
 };
 
 constexpr int64_t kRows = 6, kColumns = 16;
+// More than a second-level cache holds: a panel of B is read once for 126 rows of A, for which the
+// third level is fast enough, and the fewer columns a task has the more often A is packed.
+constexpr int64_t kCacheBytes = 1536 << 10;
 
-// Four words of four rows to four words of each of four steps of k.
-void transpose_4x4(const float* from, int64_t stride, float* to, int64_t to_stride) {
-  __m128 r0 = _mm_loadu_ps(from), r1 = _mm_loadu_ps(from + stride);
-  __m128 r2 = _mm_loadu_ps(from + 2 * stride), r3 = _mm_loadu_ps(from + 3 * stride);
-  _MM_TRANSPOSE4_PS(r0, r1, r2, r3);
-  _mm_storeu_ps(to, r0);
-  _mm_storeu_ps(to + to_stride, r1);
-  _mm_storeu_ps(to + 2 * to_stride, r2);
-  _mm_storeu_ps(to + 3 * to_stride, r3);
+// Eight numbers of each of eight rows to eight rows of eight.
+inline __attribute__((always_inline)) void transpose_8x8(__m256 (&r)[8]) {
+  __m256 pairs[8], fours[8];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    pairs[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+    pairs[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    const __m256 *const low = pairs + 4 * i, *const high = low + 2;
+    fours[4 * i] = _mm256_shuffle_ps(low[0], high[0], 0x44);
+    fours[4 * i + 1] = _mm256_shuffle_ps(low[0], high[0], 0xEE);
+    fours[4 * i + 2] = _mm256_shuffle_ps(low[1], high[1], 0x44);
+    fours[4 * i + 3] = _mm256_shuffle_ps(low[1], high[1], 0xEE);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    r[i] = _mm256_permute2f128_ps(fours[i], fours[4 + i], 0x20);
+    r[4 + i] = _mm256_permute2f128_ps(fours[i], fours[4 + i], 0x31);
+  }
+}
+
+// Eight rows of a panel at most, from row `first` on. Where the panel has fewer, what is stored
+// beyond a step of k is written over by the next step, so that the last ones are stored apart.
+template <int64_t kPanel, int64_t kFirst>
+void pack_some_rows(const PackCall& call) {
+  constexpr int64_t kSome = kPanel - kFirst < 8 ? kPanel - kFirst : 8;
+  const int64_t there = call.width - kFirst;
+  const auto* from = static_cast<const float*>(call.from) + kFirst * call.stride;
+  auto* to = static_cast<float*>(call.to) + kFirst;
+  const int64_t whole = (call.depth - (kSome < 8 ? 1 : 0)) / 8 * 8;
+  for (int64_t k = 0; k < whole; k += 8) {
+    __m256 r[8];
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < 8; ++i) {
+      r[i] = i < kSome && i < there ? _mm256_loadu_ps(from + i * call.stride + k)
+                                    : _mm256_setzero_ps();
+    }
+    transpose_8x8(r);
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < 8; ++i) _mm256_storeu_ps(to + (k + i) * kPanel, r[i]);
+  }
+  for (int64_t k = whole; k < call.depth; ++k) {
+    for (int64_t i = 0; i < kSome; ++i) {
+      to[k * kPanel + i] = i < there ? from[i * call.stride + k] : 0.0f;
+    }
+  }
 }
 
 template <int64_t kPanel>
 void pack_rows(const PackCall& call) {
-  const auto* from = static_cast<const float*>(call.from);
-  auto* to = static_cast<float*>(call.to);
-  int64_t i = 0;
-  for (; i + 4 <= call.width; i += 4) {
-    const float* row = from + i * call.stride;
-    int64_t k = 0;
-    for (; k + 4 <= call.depth; k += 4) {
-      transpose_4x4(row + k, call.stride, to + k * kPanel + i, kPanel);
-    }
-    for (; k < call.depth; ++k) {
-      for (int64_t r = 0; r < 4; ++r) to[k * kPanel + i + r] = row[r * call.stride + k];
-    }
-  }
-  for (; i < kPanel; ++i) {
-    for (int64_t k = 0; k < call.depth; ++k) {
-      to[k * kPanel + i] = i < call.width ? from[i * call.stride + k] : 0.0f;
-    }
-  }
+  pack_some_rows<kPanel, 0>(call);
+  if constexpr (kPanel > 8) pack_some_rows<kPanel, 8>(call);
 }
+
+// The first n of eight lanes; any n.
+__m256i first_lanes(int64_t n) {
+  const auto count = static_cast<int>(n < 0 ? 0 : n > 8 ? 8 : n);
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+// Pieces of rows are too short for the processor to see a stream, so those that the next chunk
+// begins with are fetched; they may lie behind the end.
+constexpr int64_t kChunk = 16;
 
 template <int64_t kPanel>
 void pack_columns(const PackCall& call) {
   const auto* from = static_cast<const float*>(call.from);
   auto* to = static_cast<float*>(call.to);
+  const __m256i low = first_lanes(call.width), high = first_lanes(call.width - 8);
   for (int64_t k = 0; k < call.depth; ++k, from += call.stride, to += kPanel) {
-    if (call.width == kPanel) {
-      for (int64_t i = 0; i < kPanel; ++i) to[i] = from[i];
+    _mm_prefetch(reinterpret_cast<const char*>(from + kChunk * call.stride), _MM_HINT_T0);
+    const __m256 first = _mm256_maskload_ps(from, low);
+    if constexpr (kPanel > 8) {
+      _mm256_storeu_ps(to, first);
+      _mm256_storeu_ps(to + 8, _mm256_maskload_ps(from + 8, high));
+    } else if (k + 1 < call.depth) {
+      _mm256_storeu_ps(to, first);  // what is beyond the panel is written over next
     } else {
-      for (int64_t i = 0; i < kPanel; ++i) to[i] = i < call.width ? from[i] : 0.0f;
+      _mm256_maskstore_ps(to, first_lanes(kPanel), first);
     }
   }
 }
@@ -84,6 +125,8 @@ const Kernel& avx2_float_kernel() {
   static constexpr Kernel kernel{.rows = kRows,
                                  .columns = kColumns,
                                  .depth = 384,
+                                 .cache_bytes = kCacheBytes,
+                                 .chunk = kChunk,
                                  .a = {pack_rows<kRows>, pack_columns<kRows>},
                                  .b = {pack_rows<kColumns>, pack_columns<kColumns>},
                                  .multiply = multiply_panels<FloatOp, kRows, 1>};

@@ -17,7 +17,6 @@ namespace {
 
 struct FloatOp {
   using Vector = __m512;
-  using Sum = float;
   static constexpr int64_t kLanes = 16;
   static Vector zero() { return _mm512_setzero_ps(); }
   static Vector load(const float* p) { return _mm512_loadu_ps(p); }

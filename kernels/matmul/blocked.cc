@@ -93,26 +93,6 @@ const std::byte* element(const Operand& operand, int64_t index, int64_t k) {
   return static_cast<const std::byte*>(operand.data) + at * operand.element_bytes;
 }
 
-void pack_panel(const Operand& operand, const PackCall& call, int64_t bytes_per_step) {
-  if (!operand.widened) return operand.pack(call);
-  constexpr int64_t kWidth = 32, kDepth = 64;
-  alignas(64) float copy[kWidth * kDepth];
-  for (int64_t k = 0; k < call.depth; k += kDepth) {
-    const int64_t depth = std::min(kDepth, call.depth - k);
-    const int64_t rows = operand.along_k ? call.width : depth;
-    const int64_t columns = operand.along_k ? depth : call.width;
-    const int64_t at = operand.along_k ? k : k * operand.stride;
-    widen_block(*operand.widened,
-                static_cast<const std::byte*>(call.from) + at * operand.element_bytes,
-                operand.stride, copy, columns, rows, columns);
-    operand.pack({.from = copy,
-                  .stride = columns,
-                  .width = call.width,
-                  .depth = depth,
-                  .to = static_cast<std::byte*>(call.to) + k * bytes_per_step});
-  }
-}
-
 // Rows or columns [index, index + count) of an operand and steps [k, k + depth).
 struct Part {
   int64_t index, count, k, depth;
@@ -123,22 +103,49 @@ struct Panels {
   std::byte* to;
 };
 
+// Packs a part of an operand that is to be widened, through copies of some panels and steps.
+void pack_widened(const Kernel& kernel, const Operand& operand, const Part& part,
+                  const Panels& panels) {
+  constexpr int64_t kFloats = 2048, kMostDepth = 64;  // copies stay in the first-level cache
+  const int64_t width = panels.width;
+  const int64_t most_depth = operand.along_k ? kMostDepth : std::min(kMostDepth, kernel.chunk);
+  const int64_t most_width =
+      operand.along_k ? width : std::max<int64_t>(1, kFloats / most_depth / width) * width;
+  alignas(64) float copy[kFloats];
+  for (int64_t k = 0; k < part.depth; k += most_depth) {
+    for (int64_t i = 0; i < part.count; i += most_width) {
+      const int64_t depth = std::min(most_depth, part.depth - k);
+      const int64_t here = std::min(most_width, part.count - i);
+      const int64_t rows = operand.along_k ? here : depth, columns = operand.along_k ? depth : here;
+      widen_block(*operand.widened, element(operand, part.index + i, part.k + k), operand.stride,
+                  copy, columns, rows, columns);
+      for (int64_t panel = 0; panel < here; panel += width) {
+        operand.pack({.from = copy + panel * (operand.along_k ? columns : 1),
+                      .stride = columns,
+                      .width = std::min(width, here - panel),
+                      .depth = depth,
+                      .to = panels.to + (i + panel) / width * panels.bytes +
+                            packed_size(kernel, k) * width});
+      }
+    }
+  }
+}
+
 // Packs a part. Sources that run across panels are read some rows at a time, so that each of their
 // lines is fetched once.
 void pack_panels(const Kernel& kernel, const Operand& operand, const Part& part,
                  const Panels& panels) {
+  if (operand.widened) return pack_widened(kernel, operand, part, panels);
   const int64_t chunk = operand.along_k ? part.depth : kernel.chunk, width = panels.width;
   for (int64_t at = 0; at < part.depth; at += chunk) {
     for (int64_t i = 0; i < part.count; i += width) {
-      pack_panel(operand,
-                 {.from = element(operand, part.index + i, part.k + at),
-                  .stride = operand.stride,
-                  .width = std::min(width, part.count - i),
-                  .depth = std::min(chunk, part.depth - at),
-                  .to = panels.to + i / width * panels.bytes + packed_size(kernel, at) * width,
-                  .index = part.index + i,
-                  .k = part.k + at},
-                 width * kernel.packed_bytes);
+      operand.pack({.from = element(operand, part.index + i, part.k + at),
+                    .stride = operand.stride,
+                    .width = std::min(width, part.count - i),
+                    .depth = std::min(chunk, part.depth - at),
+                    .to = panels.to + i / width * panels.bytes + packed_size(kernel, at) * width,
+                    .index = part.index + i,
+                    .k = part.k + at});
     }
   }
 }

@@ -27,7 +27,7 @@ struct Operand {
 // A finished part of C: sums of rows [row, +rows) and columns [column, +columns), rows `stride`
 // apart. It may be overwritten.
 struct FinishedSums {
-  float* sums;  // of int32 for the integer kernels
+  float* sums;
   int64_t stride;
   int64_t row, rows, column, columns;
 };

@@ -6,11 +6,11 @@
 // says what a word is with an Op of its own, in an unnamed namespace:
 //
 //   struct Op {
-//     using Vector, Sum (float or int32_t);
+//     using Vector;
 //     static constexpr int64_t kLanes;
 //     static Vector zero();
-//     static Vector load(const Sum*);
-//     static void store(Sum*, Vector);
+//     static Vector load(const float*);
+//     static void store(float*, Vector);
 //     static Vector load_words(const uint32_t*), broadcast(const uint32_t*);
 //     static Vector multiply_add(Vector sum, Vector a, Vector b);
 //   };
@@ -21,8 +21,7 @@
 template <class Op, int64_t kPanel, size_t... kRow>
 inline __attribute__((always_inline)) void multiply_tile(std::index_sequence<kRow...>,
                                                          const uint32_t* a, const uint32_t* b,
-                                                         int64_t words, typename Op::Sum* c,
-                                                         bool first) {
+                                                         int64_t words, float* c, bool first) {
   constexpr int64_t kRows = sizeof...(kRow), kColumns = 2 * Op::kLanes;
   typename Op::Vector left[kRows], right[kRows];
   if (first) {
@@ -51,8 +50,7 @@ struct TileOfRows;
 template <class Op, int64_t kRows, size_t... kLess>
 struct TileOfRows<Op, kRows, std::index_sequence<kLess...>> {
   template <size_t kCount>
-  static void rows(const uint32_t* a, const uint32_t* b, int64_t words, typename Op::Sum* c,
-                   bool first) {
+  static void rows(const uint32_t* a, const uint32_t* b, int64_t words, float* c, bool first) {
     multiply_tile<Op, kRows>(std::make_index_sequence<kCount>(), a, b, words, c, first);
   }
   using Multiply = decltype(&rows<1>);
@@ -63,7 +61,7 @@ struct TileOfRows<Op, kRows, std::index_sequence<kLess...>> {
 template <class Op, int64_t kRows, int64_t kWord>
 void multiply_panels(const MultiplyCall& call) {
   const auto* a = static_cast<const char*>(call.a);
-  auto* c = reinterpret_cast<typename Op::Sum*>(call.c);
+  float* c = call.c;
   for (int64_t row = 0; row < call.rows; row += kRows) {
     const int64_t rows = call.rows - row < kRows ? call.rows - row : kRows;
     TileOfRows<Op, kRows>::kTable[rows - 1](reinterpret_cast<const uint32_t*>(a),

@@ -12,23 +12,27 @@ namespace ds::kernels {
 // 7: the order in which words of 4-bit codes come apart.
 struct CodedRows {
   int64_t rows = 0, pieces = 0;  // of a row
+  int64_t piece = 64;            // elements that share a scale: 32 or 64
   int8_t* codes = nullptr;       // [rows, pieces * piece], zero beyond k
   float* scales = nullptr;       // [rows, pieces]
   int32_t* sums = nullptr;       // of a piece's codes, [rows, pieces]
   int32_t excess = 0;            // of the codes of w as they are packed
 };
 
+// `x` [rows, k] dense, rows [begin, end).
+void encode_rows(FloatType type, const void* x, int64_t k, const CodedRows& to, int64_t begin,
+                 int64_t end);
+
 // A way to multiply codes.
 struct CodeKernel {
-  int64_t piece;  // elements that share a scale of x
-  // `x` [rows, k] dense, rows [begin, end).
-  void (*encode)(FloatType type, const void* x, int64_t k, const CodedRows& to, int64_t begin,
-                 int64_t end);
+  int64_t piece = 64;
+  int32_t excess_of_8 = 0;  // what packing adds to codes of 8 bits
   // Packs A from CodedRows and B from a QuantizedMatrix: Operand::data.
   gemm::Kernel product;
 };
 
 // With pieces of 32 or 64 elements, for weights with and without minima.
 const CodeKernel& vnni_code_kernel(int64_t piece, bool minima);
+const CodeKernel& avx2_code_kernel(int bits, int64_t piece, bool minima);
 
 }  // namespace ds::kernels

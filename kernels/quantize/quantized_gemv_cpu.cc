@@ -5,6 +5,7 @@
 #include "kernels/gemv/chunks.h"
 #include "kernels/gemv/gemv.h"
 #include "kernels/gemv/scratch.h"
+#include "kernels/quantize/byte_planes.h"
 #include "kernels/quantize/quantize.h"
 #include "kernels/simd_targets.h"
 
@@ -33,13 +34,18 @@ HWY_BEFORE_NAMESPACE();
 namespace ds::kernels::HWY_NAMESPACE {
 namespace {
 
-// Rows of x at a time, so that all sums stay in registers: of two slices, and where there are 32
-// registers and enough rows, of one, which turns codes into numbers half as often.
+// Rows of x at a time, so that all sums stay in registers: of two slices, and where there are
+// enough rows, of one, which turns codes into numbers half as often.
 constexpr int kTokens = 4;
+constexpr int kMostSums = HWY_MAX_BYTES >= 64 ? 16 : 8;
 constexpr int kManyTokens = HWY_MAX_BYTES >= 64 ? 8 : 0;
+
+// Whether products of bytes take the place of fp32's.
+constexpr bool takes_bytes(int bits) { return HWY_TARGET == HWY_AVX2 && bits == 4; }
 
 template <class T>
 void prepare(const QuantizedGemv& call, float* rows) {
+  if (takes_bytes(call.w.bits)) return byte_planes_prepare(call, rows);
   const DF d;
   const QuantizedMatrix& w = call.w;
   const QuantizedRows layout(w);
@@ -106,18 +112,18 @@ HWY_INLINE void slices(const QuantizedGemv& call, const float* rows, int64_t fir
   }
   // The slices that follow are fetched while these are multiplied, their scales too: a group's lie
   // alone between its codes, where the processor foresees no stream.
+  const int64_t groups = w.groups(), length = w.group_length(), padded = w.padded_k();
   const int64_t ahead = w.panel_bytes() * kP / kSlices;
-  const int64_t scales_ahead = w.groups() * kPanelRows * kP / kSlices;
+  const int64_t scales_ahead = groups * kPanelRows * kP / kSlices;
   const float* x = rows + token * layout.stride;
-  for (int64_t g = 0; g < w.groups(); ++g) {
+  for (int64_t g = 0; g < groups; ++g) {
     VF sum[kP][2][kT];  // over even and odd elements: twice as many independent chains
 #pragma GCC unroll 2
     for (int p = 0; p < kP; ++p) {
 #pragma GCC unroll 8
       for (int t = 0; t < kT; ++t) sum[p][0][t] = sum[p][1][t] = hn::Zero(d);
     }
-    const int64_t begin = g * w.group_length();
-    const int64_t end = std::min(begin + w.group_length(), w.padded_k());
+    const int64_t begin = g * length, end = std::min(begin + length, padded);
     for (int64_t l = begin; l < end; l += 8) {
 #pragma GCC unroll 2
       for (int p = 0; p < kP; ++p) {
@@ -167,26 +173,54 @@ HWY_INLINE void slices(const QuantizedGemv& call, const float* rows, int64_t fir
   }
 }
 
+// The same for a panel by products of bytes.
+void byte_panel(const QuantizedGemv& call, const float* rows, int64_t panel, int64_t token,
+                int tokens) {
+  const DF d;
+  HWY_ALIGN float sums[kMostByteTokens * kPanelRows];
+  byte_planes_sums(call, rows, panel, token, tokens, sums);
+  for (int64_t j = 0; j < kPanelRows; j += kSliceRows) {
+    const int64_t column = panel * kPanelRows + j, count = std::min(kSliceRows, call.w.n - column);
+    if (count <= 0) return;
+    const VF bias = load_bias(call, column, count);
+    for (int t = 0; t < tokens; ++t) {
+      const VF sum = hn::Load(d, sums + t * kPanelRows + j);
+      store_result(call, hn::Add(sum, bias), (token + t) * call.w.n + column, count);
+    }
+  }
+}
+
+template <Codes kCodes, int kP, int kT>
+HWY_INLINE void tokens(const QuantizedGemv& call, const float* rows, int64_t first_slice,
+                       int64_t token) {
+  if constexpr (takes_bytes(kCodes == Codes::k8 ? 8 : 4)) {
+    static_assert(kP == kSlices);
+    byte_panel(call, rows, first_slice / kSlices, token, kT);
+  } else if constexpr (2 * kP * kT <= kMostSums) {
+    slices<kCodes, kP, kT>(call, rows, first_slice, token);
+  } else {
+    for (int p = 0; p < kP; ++p) slices<kCodes, 1, kT>(call, rows, first_slice + p, token);
+  }
+}
+
 template <Codes kCodes, int kP>
 void all_tokens(const QuantizedGemv& call, const float* rows, int64_t first_slice) {
   int64_t t = 0;
   if constexpr (kManyTokens > 0) {
     for (; t + kManyTokens <= call.m; t += kManyTokens) {
-      for (int p = 0; p < kP; ++p) {
-        slices<kCodes, 1, kManyTokens>(call, rows, first_slice + p, t);
-      }
+      tokens<kCodes, kP, kManyTokens>(call, rows, first_slice, t);
     }
   }
   for (; t + kTokens <= call.m; t += kTokens) {
-    slices<kCodes, kP, kTokens>(call, rows, first_slice, t);
+    tokens<kCodes, kP, kTokens>(call, rows, first_slice, t);
   }
   switch (call.m - t) {
     case 1:
-      return slices<kCodes, kP, 1>(call, rows, first_slice, t);
+      return tokens<kCodes, kP, 1>(call, rows, first_slice, t);
     case 2:
-      return slices<kCodes, kP, 2>(call, rows, first_slice, t);
+      return tokens<kCodes, kP, 2>(call, rows, first_slice, t);
     case 3:
-      return slices<kCodes, kP, 3>(call, rows, first_slice, t);
+      return tokens<kCodes, kP, 3>(call, rows, first_slice, t);
     default:
       return;
   }
@@ -197,7 +231,9 @@ template <Codes kCodes>
 void run(const QuantizedGemv& call, const float* rows, int64_t begin, int64_t end) {
   int64_t s = begin * kSlices;
   for (; s + 2 <= end * kSlices; s += 2) all_tokens<kCodes, 2>(call, rows, s);
-  if (s < end * kSlices) all_tokens<kCodes, 1>(call, rows, s);
+  if constexpr (kSlices % 2 != 0) {
+    if (s < end * kSlices) all_tokens<kCodes, 1>(call, rows, s);
+  }
 }
 
 void prepare_f32(const QuantizedGemv& call, float* rows) { prepare<float>(call, rows); }
@@ -237,7 +273,7 @@ void quantized_gemv(const QuantizedGemv& call, ThreadPool& pool) {
   const QuantizedMatrix& w = call.w;
   if (call.m <= 0 || w.n <= 0) return;
   thread_local GrowingBuffer buffer;
-  float* rows = buffer.reserve(call.m * QuantizedRows(w).stride);
+  float* rows = buffer.reserve(call.m * std::max(QuantizedRows(w).stride, byte_planes_stride(w)));
   const auto prepare = call.type == FloatType::kBFloat16  ? HWY_DYNAMIC_DISPATCH(prepare_bf16)
                        : call.type == FloatType::kFloat16 ? HWY_DYNAMIC_DISPATCH(prepare_f16)
                                                           : HWY_DYNAMIC_DISPATCH(prepare_f32);

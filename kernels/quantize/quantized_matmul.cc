@@ -13,14 +13,36 @@ namespace {
 
 constexpr int64_t kLine = 64;  // bytes
 
-// Null where there is none. AMX multiplies bf16 faster than integers whose sums are scaled every
-// few steps.
-const CodeKernel* find(const QuantizedShape& w) {
+// Elements that share a scale of x, within groups of w; 0 where such pieces do not fit them.
+int64_t piece_of(const QuantizedShape& w) {
+  if (w.k <= 0) return 0;
+  if (w.groups() == 1 || w.group % 64 == 0) return 64;
+  return w.group % 32 == 0 ? 32 : 0;
+}
+
+// Of those that this CPU runs. AMX multiplies bf16 faster than integers whose sums are scaled every
+// few steps, and AVX-512 fp32 about as fast as AVX2 does pairs.
+CodePath choose() {
   static const CpuFeatures& cpu = cpu_features();
-  if (!cpu.avx512_vnni || cpu.amx_bf16 || w.k <= 0) return nullptr;
-  const bool whole = w.groups() == 1;
-  if (whole || w.group % 64 == 0) return &vnni_code_kernel(64, w.minima);
-  return w.group % 32 == 0 ? &vnni_code_kernel(32, w.minima) : nullptr;
+  if (cpu.amx_bf16) return CodePath::kAuto;
+  if (cpu.avx512_vnni) return CodePath::kVnni;
+  return cpu.avx2 && !cpu.avx512 ? CodePath::kAvx2 : CodePath::kAuto;
+}
+
+// Null where there is none.
+const CodeKernel* find(const QuantizedShape& w, CodePath path) {
+  const int64_t piece = piece_of(w);
+  if (piece == 0) return nullptr;
+  const CpuFeatures& cpu = cpu_features();
+  switch (path == CodePath::kAuto ? choose() : path) {
+    case CodePath::kVnni:
+      return cpu.avx512_vnni ? &vnni_code_kernel(piece, w.minima) : nullptr;
+    case CodePath::kAvx2:
+      return cpu.avx2 ? &avx2_code_kernel(w.bits, piece, w.minima) : nullptr;
+    case CodePath::kAuto:
+      break;
+  }
+  return nullptr;
 }
 
 int64_t element_size(FloatType type) { return type == FloatType::kFloat32 ? 4 : 2; }
@@ -28,7 +50,8 @@ int64_t element_size(FloatType type) { return type == FloatType::kFloat32 ? 4 : 
 CodedRows coded_rows(const CodeKernel& kernel, const QuantizedShape& w, int64_t m, void* memory) {
   CodedRows rows{.rows = m,
                  .pieces = (w.k + kernel.piece - 1) / kernel.piece,
-                 .excess = w.bits == 8 ? 128
+                 .piece = kernel.piece,
+                 .excess = w.bits == 8 ? kernel.excess_of_8
                            : w.minima  ? 0
                                        : 8};
   rows.codes = static_cast<int8_t*>(memory);
@@ -65,25 +88,27 @@ void finish(const QuantizedMatmul& call, const gemm::FinishedSums& part) {
 
 }  // namespace
 
-bool quantized_matmul_runs(const QuantizedShape& w) { return find(w) != nullptr; }
+bool quantized_matmul_runs(const QuantizedShape& w, CodePath path) {
+  return find(w, path) != nullptr;
+}
 
 int64_t quantized_matmul_scratch(const QuantizedShape& w, int64_t m) {
-  const CodeKernel* const kernel = find(w);
-  if (kernel == nullptr) return 0;
-  const int64_t pieces = (w.k + kernel->piece - 1) / kernel->piece;
-  const int64_t bytes = m * pieces * (kernel->piece + int64_t{sizeof(float) + sizeof(int32_t)});
+  const int64_t piece = piece_of(w);
+  if (piece == 0) return 0;
+  const int64_t pieces = (w.k + piece - 1) / piece;
+  const int64_t bytes = m * pieces * (piece + int64_t{sizeof(float) + sizeof(int32_t)});
   return (bytes + kLine - 1) / kLine * kLine;
 }
 
-void quantized_matmul(const QuantizedMatmul& call, ThreadPool& pool) {
+void quantized_matmul(const QuantizedMatmul& call, ThreadPool& pool, CodePath path) {
   if (call.m <= 0 || call.w.n <= 0) return;
-  const CodeKernel* const kernel = find(call.w);
+  const CodeKernel* const kernel = find(call.w, path);
   DS_CHECK(kernel != nullptr, Code::kInternal, "product of codes: this CPU has none for groups of ",
            call.w.group);
   constexpr int64_t kRows = 16;
   const CodedRows rows = coded_rows(*kernel, call.w, call.m, call.scratch);
   pool.for_range(call.m, kRows, [&](int64_t begin, int64_t end) {
-    kernel->encode(call.type, call.x, call.w.k, rows, begin, end);
+    encode_rows(call.type, call.x, call.w.k, rows, begin, end);
   });
   // element_bytes 0: packing finds its part by index and k.
   const gemm::Kernel& product = kernel->product;

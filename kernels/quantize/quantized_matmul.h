@@ -27,9 +27,14 @@ struct QuantizedMatmul {
   void* scratch = nullptr;     // quantized_matmul_scratch() bytes, aligned to 64
 };
 
+// The instructions that multiply; all give the same bits. kAuto takes the first that this CPU runs,
+// and none where floating point is as fast.
+enum class CodePath { kAuto, kVnni, kAvx2 };
+
 // Whether this CPU has such products and w such groups: multiples of 32, or whole rows.
-bool quantized_matmul_runs(const QuantizedShape& w);
+bool quantized_matmul_runs(const QuantizedShape& w, CodePath path = CodePath::kAuto);
 int64_t quantized_matmul_scratch(const QuantizedShape& w, int64_t m);
-void quantized_matmul(const QuantizedMatmul& call, ThreadPool& pool);
+void quantized_matmul(const QuantizedMatmul& call, ThreadPool& pool,
+                      CodePath path = CodePath::kAuto);
 
 }  // namespace ds::kernels

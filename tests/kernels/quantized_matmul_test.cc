@@ -5,6 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
 
 #include "kernels/case_util.h"
 #include "kernels/matmul/matmul.h"
@@ -68,6 +71,15 @@ struct RoundedRows {
   std::vector<double> rounded, half_step;
 };
 
+// Those that this CPU runs.
+std::vector<kernels::CodePath> paths(const kernels::QuantizedShape& shape) {
+  std::vector<kernels::CodePath> found;
+  for (const auto path : {kernels::CodePath::kVnni, kernels::CodePath::kAvx2}) {
+    if (kernels::quantized_matmul_runs(shape, path)) found.push_back(path);
+  }
+  return found;
+}
+
 struct Case {
   int bits;
   bool minima;
@@ -77,6 +89,15 @@ struct Case {
 void PrintTo(const Case& c, std::ostream* out) {
   *out << "int" << c.bits << (c.minima ? " minima" : "") << " group " << c.group << " " << c.m
        << "x" << c.n << "x" << c.k;
+}
+
+std::vector<std::pair<kernels::CodePath, ThreadPool*>> combinations(
+    const std::vector<kernels::CodePath>& paths, std::initializer_list<ThreadPool*> pools) {
+  std::vector<std::pair<kernels::CodePath, ThreadPool*>> all;
+  for (const auto path : paths) {
+    for (ThreadPool* const pool : pools) all.emplace_back(path, pool);
+  }
+  return all;
 }
 
 class QuantizedProducts : public ::testing::TestWithParam<Case> {};
@@ -89,7 +110,7 @@ TEST_P(QuantizedProducts, MatchTheDefinition) {
   shape.n = c.n;
   shape.k = c.k;
   shape.group = c.group;
-  if (!kernels::quantized_matmul_runs(shape)) GTEST_SKIP() << "not on this CPU";
+  if (paths(shape).empty()) GTEST_SKIP() << "not on this CPU";
   const int64_t piece = shape.groups() == 1 || c.group % 64 == 0 ? 64 : 32;
   const uint64_t seed = std::random_device()();
   Random random(seed);
@@ -127,8 +148,8 @@ TEST_P(QuantizedProducts, MatchTheDefinition) {
       product.c = unused.data();
       product.magnitude = magnitude.data();
       kernels::matmul_ref(product);
-      CaseDigest first;
-      for (ThreadPool* const threads : {&pool, &more}) {
+      std::optional<uint64_t> bits;  // of all paths and any number of threads
+      for (const auto& [path, threads] : combinations(paths(shape), {&pool, &more})) {
         std::vector<std::byte> memory(
             static_cast<size_t>(kernels::quantized_matmul_scratch(shape, c.m)) + 64);
         auto* const scratch = reinterpret_cast<std::byte*>(
@@ -142,15 +163,15 @@ TEST_P(QuantizedProducts, MatchTheDefinition) {
                                    .bias = bias.raw(),
                                    .y = y.raw(),
                                    .scratch = scratch},
-                                  *threads);
+                                  *threads, path);
         // Of a piece: the sum to fp32, the product of scales, one multiply-add.
         CaseResult result;
         start_digest();
         const double sums = (static_cast<double>(c.k) / static_cast<double>(piece) + 6) * 0x1p-24;
         compare(result, "y", y, expected, {sums + storage_roundoff(out), 1e-6}, magnitude);
         EXPECT_LE(result.worst, 1.0) << result.where << ", seed " << seed;
-        if (threads == &pool) first = digest();
-        EXPECT_EQ(digest().bits, first.bits) << "seed " << seed;
+        EXPECT_EQ(digest().bits, bits.value_or(digest().bits)) << "seed " << seed;
+        bits = digest().bits;
         const std::vector<double> got = doubles(y);
         for (int64_t i = 0; i < c.m; ++i) {
           for (int64_t j = 0; j < c.n; ++j) {
@@ -183,7 +204,7 @@ TEST(QuantizedProducts, NumbersThatAreNotFiniteMakeTheirRowNaN) {
   shape.n = 20;
   shape.k = 130;
   shape.group = 64;
-  if (!kernels::quantized_matmul_runs(shape)) GTEST_SKIP() << "not on this CPU";
+  if (paths(shape).empty()) GTEST_SKIP() << "not on this CPU";
   const uint64_t seed = std::random_device()();
   Random random(seed);
   ThreadPool pool(2);
@@ -194,13 +215,16 @@ TEST(QuantizedProducts, NumbersThatAreNotFiniteMakeTheirRowNaN) {
   x.data<float>()[7 * shape.k] = std::numeric_limits<float>::quiet_NaN();
   std::vector<std::byte> scratch(
       static_cast<size_t>(kernels::quantized_matmul_scratch(shape, kRows)));
-  std::vector<float> y(static_cast<size_t>(kRows * shape.n));
-  kernels::quantized_matmul(
-      {.w = w.matrix, .m = kRows, .x = x.raw(), .y = y.data(), .scratch = scratch.data()}, pool);
-  for (int64_t i = 0; i < kRows; ++i) {
-    for (int64_t j = 0; j < shape.n; ++j) {
-      EXPECT_EQ(std::isnan(y[static_cast<size_t>(i * shape.n + j)]), i == 3 || i == 7)
-          << i << ", " << j << ", seed " << seed;
+  for (const auto path : paths(shape)) {
+    std::vector<float> y(static_cast<size_t>(kRows * shape.n));
+    kernels::quantized_matmul(
+        {.w = w.matrix, .m = kRows, .x = x.raw(), .y = y.data(), .scratch = scratch.data()}, pool,
+        path);
+    for (int64_t i = 0; i < kRows; ++i) {
+      for (int64_t j = 0; j < shape.n; ++j) {
+        EXPECT_EQ(std::isnan(y[static_cast<size_t>(i * shape.n + j)]), i == 3 || i == 7)
+            << i << ", " << j << ", seed " << seed;
+      }
     }
   }
 }
@@ -211,7 +235,7 @@ TEST(QuantizedProducts, GroupsThatPiecesDoNotFitAreNotTaken) {
   shape.k = 400;
   for (const int64_t group : {8, 24, 40, 72}) {
     shape.group = group;
-    EXPECT_FALSE(kernels::quantized_matmul_runs(shape)) << group;
+    EXPECT_TRUE(paths(shape).empty()) << group;
   }
 }
 

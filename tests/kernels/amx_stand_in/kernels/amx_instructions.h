@@ -83,23 +83,4 @@ struct BFloat16Product {
   }
 };
 
-struct Int8Product {
-  template <int kSum, int kLeft, int kRight>
-  static void add() {
-    for (int r = 0; r < 16; ++r) {
-      int8_t left[64], right[64];
-      int32_t sums[16];
-      read(tile(kLeft).rows[r], left);
-      read(tile(kSum).rows[r], sums);
-      for (int k = 0; k < 16; ++k) {
-        read(tile(kRight).rows[k], right);
-        for (int n = 0; n < 16; ++n) {
-          for (int e = 0; e < 4; ++e) sums[n] += left[4 * k + e] * right[4 * n + e];
-        }
-      }
-      std::memcpy(tile(kSum).rows[r], sums, 64);
-    }
-  }
-};
-
 }  // namespace ds::kernels::amx
