@@ -14,8 +14,10 @@ import time
 TUNED = {
     "GLIBC_TUNABLES": "glibc.malloc.trim_threshold=4294967295:"
                       "glibc.malloc.mmap_threshold=4294967295:glibc.malloc.hugetlb=1",
-    "OPENBLAS_CORETYPE": "SKYLAKEX",
 }
+with open("/proc/cpuinfo") as cpus:
+    if "avx512f" in cpus.read():
+        TUNED["OPENBLAS_CORETYPE"] = "SKYLAKEX"
 
 
 def parser(doc):

@@ -38,35 +38,55 @@ struct Rows {
   }
 };
 
-// scores[r][j] = q[r] . k[j]
+// scores[r][j] = q[r] . k[j] for kK keys from `first` on.
+template <int kQ, int kK, class T>
+HWY_INLINE void scores_of_keys(const float* q, int64_t padded, int64_t dim, Rows<T> k,
+                               int64_t first, float* scores) {
+  const DF f;
+  const int64_t whole = dim / kLanes * kLanes;
+  VF sum[kK][kQ];
+#pragma GCC unroll 2
+  for (int i = 0; i < kK; ++i) {
+#pragma GCC unroll 4
+    for (int r = 0; r < kQ; ++r) sum[i][r] = hn::Zero(f);
+  }
+  const auto add = [&](int64_t d, auto load) DS_SIMD_BODY {
+    VF x[kK];
+#pragma GCC unroll 2
+    for (int i = 0; i < kK; ++i) x[i] = load(k.at(first + i) + d);
+#pragma GCC unroll 4
+    for (int r = 0; r < kQ; ++r) {
+      const VF row = hn::Load(f, q + r * padded + d);
+#pragma GCC unroll 2
+      for (int i = 0; i < kK; ++i) sum[i][r] = hn::MulAdd(x[i], row, sum[i][r]);
+    }
+  };
+  for (int64_t d = 0; d < whole; d += kLanes) {
+    add(d, [&](const T* p) DS_SIMD_BODY { return simd::load(f, p); });
+  }
+  if (whole < dim) {
+    add(whole, [&](const T* p) DS_SIMD_BODY { return simd::load_n(f, p, dim - whole); });
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < kK; ++i) {
+#pragma GCC unroll 4
+    for (int r = 0; r < kQ; ++r) {
+      scores[r * kKeySplit + first + i] = simd::sum_of_lanes(f, sum[i][r]);
+    }
+  }
+}
+
 template <int kQ, class T>
 HWY_INLINE void few_scores(const float* q, int64_t padded, int64_t dim, Rows<T> k, int64_t keys,
                            float* scores) {
-  const DF f;
-  const int64_t whole = dim / kLanes * kLanes;
-  for (int64_t j = 0; j < keys; ++j) {
-    const T* key = k.at(j);
-    k.prefetch(j, keys, dim);
-    VF sum[kQ];
-#pragma GCC unroll 4
-    for (int r = 0; r < kQ; ++r) sum[r] = hn::Zero(f);
-    for (int64_t d = 0; d < whole; d += kLanes) {
-      const VF x = simd::load(f, key + d);
-#pragma GCC unroll 4
-      for (int r = 0; r < kQ; ++r) {
-        sum[r] = hn::MulAdd(x, hn::Load(f, q + r * padded + d), sum[r]);
-      }
-    }
-    if (whole < dim) {
-      const VF x = simd::load_n(f, key + whole, dim - whole);
-#pragma GCC unroll 4
-      for (int r = 0; r < kQ; ++r) {
-        sum[r] = hn::MulAdd(x, hn::Load(f, q + r * padded + whole), sum[r]);
-      }
-    }
-#pragma GCC unroll 4
-    for (int r = 0; r < kQ; ++r) scores[r * kKeySplit + j] = simd::sum_of_lanes(f, sum[r]);
+  // Narrow vectors load a row of q once for two keys, whose sums fit the registers.
+  constexpr int kK = HWY_MAX_BYTES >= 64 ? 1 : 2;
+  int64_t j = 0;
+  for (; j + kK <= keys; j += kK) {
+    for (int i = 0; i < kK; ++i) k.prefetch(j + i, keys, dim);
+    scores_of_keys<kQ, kK, T>(q, padded, dim, k, j, scores);
   }
+  for (; j < keys; ++j) scores_of_keys<kQ, 1, T>(q, padded, dim, k, j, scores);
 }
 
 // Channels from `first` on; `tail` is the count of elements of a last, partial vector, else 0.
@@ -116,9 +136,14 @@ HWY_INLINE void few_values(const float* weights, Rows<T> v, const uint8_t* mask,
   }
 }
 
+// Narrow vectors read a row in several passes: so many keys at a time then that their rows stay in
+// the first-level cache, also where they lie a power of two apart. Sums are in the order of keys,
+// whatever their number.
+inline constexpr int64_t kKeysAtOnce = HWY_MAX_BYTES >= 64 ? kKeySplit : 16;
+
 template <int kQ, bool kAdd, class T>
-HWY_INLINE void all_values(const float* weights, Rows<T> v, const uint8_t* mask, int64_t keys,
-                           int64_t dim, int64_t padded, float* values) {
+HWY_INLINE void values_of_keys(const float* weights, Rows<T> v, const uint8_t* mask, int64_t keys,
+                               int64_t dim, int64_t padded, float* values) {
   int64_t d = 0;
   for (; d + kWide * kLanes <= dim; d += kWide * kLanes) {
     few_values<kQ, kWide, kAdd>(weights, v, mask, keys, {d, 0}, padded, values);
@@ -127,6 +152,19 @@ HWY_INLINE void all_values(const float* weights, Rows<T> v, const uint8_t* mask,
     few_values<kQ, 1, kAdd>(weights, v, mask, keys, {d, 0}, padded, values);
   }
   if (d < dim) few_values<kQ, 1, kAdd>(weights, v, mask, keys, {d, dim - d}, padded, values);
+}
+
+template <int kQ, bool kAdd, class T>
+HWY_INLINE void all_values(const float* weights, Rows<T> v, const uint8_t* mask, int64_t keys,
+                           int64_t dim, int64_t padded, float* values) {
+  if (!kAdd && (keys == 0 || kKeysAtOnce != kKeySplit)) {
+    values_of_keys<kQ, false>(weights, v, mask, 0, dim, padded, values);
+  }
+  for (int64_t j = 0; j < keys; j += kKeysAtOnce) {
+    values_of_keys<kQ, kAdd || kKeysAtOnce != kKeySplit>(
+        weights + j, Rows<T>{v.at(j), v.stride}, mask == nullptr ? nullptr : mask + j,
+        std::min(kKeysAtOnce, keys - j), dim, padded, values);
+  }
 }
 
 // Those of a block at a time, in their order.

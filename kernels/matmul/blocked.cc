@@ -106,9 +106,10 @@ struct Panels {
 // Packs a part of an operand that is to be widened, through copies of some panels and steps.
 void pack_widened(const Kernel& kernel, const Operand& operand, const Part& part,
                   const Panels& panels) {
-  constexpr int64_t kFloats = 2048, kMostDepth = 64;  // copies stay in the first-level cache
+  constexpr int64_t kFloats = 2048, kStep = 64;  // copies stay in the first-level cache
   const int64_t width = panels.width;
-  const int64_t most_depth = operand.along_k ? kMostDepth : std::min(kMostDepth, kernel.chunk);
+  const int64_t most_depth =
+      operand.along_k ? kFloats / width / kStep * kStep : std::min(kStep, kernel.chunk);
   const int64_t most_width =
       operand.along_k ? width : std::max<int64_t>(1, kFloats / most_depth / width) * width;
   alignas(64) float copy[kFloats];

@@ -7,7 +7,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <utility>
 
 #include "kernels/quantize/code_kernel.h"
@@ -16,22 +15,21 @@ HWY_PUSH_ATTRIBUTES("avx2,fma")
 namespace ds::kernels {
 namespace {
 
+#include "kernels/avx2_transpose-inl.h"
 #include "kernels/quantize/avx2_products-inl.h"
 #include "kernels/quantize/code_tile-inl.h"
 
 constexpr int64_t kBlock = 8;  // codes that are in an order of their own: 0, 4, 1, 5, 2, 6, 3, 7
 
-__m256i load_integers(const void* p) {
-  return _mm256_loadu_si256(static_cast<const __m256i*>(p));
-}
+__m256i load_integers(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 void store_integers(void* p, __m256i v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
 __m128i load_16(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
-
 
 // What both forms of codes share.
 struct Avx2Op {
   static constexpr int64_t kRows = 6, kColumns = 16, kLanes = 8;
   static constexpr int64_t kWordBytes = 4;
+  static constexpr int64_t kCacheBytes = 1536 << 10;  // as of fp32 products (avx2_float.cc)
   using Floats = __m256;
   static Floats zero() { return _mm256_setzero_ps(); }
   static Floats load(const float* p) { return _mm256_loadu_ps(p); }
@@ -43,12 +41,20 @@ struct Avx2Op {
     const __m256i words = _mm256_cvtepu16_epi32(load_16(reinterpret_cast<const uint8_t*>(p)));
     return _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
   }
-  // Words of a panel of rows, whose rows lie dense in `from`.
-  template <int64_t kWords>
-  static void interleave(const uint32_t* from, uint8_t* to) {
-    for (int64_t word = 0; word < kWords; ++word) {
-      for (int64_t i = 0; i < kRows; ++i, to += kWordBytes) {
-        std::memcpy(to, from + i * kWords + word, kWordBytes);
+  // kWords words of each row of a panel, of which load(row, word) gives eight. What is stored
+  // behind the last is where the scales go, which are packed after it.
+  template <int64_t kWords, class Load>
+  static inline __attribute__((always_inline)) void interleave(int64_t width, const Load& load,
+                                                               uint8_t* to) {
+    static_assert(kWords % kLanes == 0);
+    for (int64_t word = 0; word < kWords; word += kLanes) {
+      __m256 r[kLanes];
+      for (int64_t i = 0; i < kLanes; ++i) {
+        r[i] = i < width ? _mm256_castsi256_ps(load(i, word)) : _mm256_setzero_ps();
+      }
+      transpose_8x8(r);
+      for (int64_t i = 0; i < kLanes; ++i, to += kRows * kWordBytes) {
+        store_integers(to, _mm256_castps_si256(r[i]));
       }
     }
   }
@@ -80,14 +86,11 @@ struct PairsOp : Avx2Op {
 
   template <int64_t kPiece>
   static void pack_row_codes(const int8_t* codes, int64_t stride, int64_t width, uint8_t* to) {
-    uint32_t words[kRows * kPiece / 2] = {};
-    for (int64_t i = 0; i < width; ++i) {
-      for (int64_t l = 0; l < kPiece; l += 16) {
-        const __m128i some = load_16(reinterpret_cast<const uint8_t*>(codes + i * stride + l));
-        store_integers(words + (i * kPiece + l) / 2, _mm256_cvtepi8_epi16(some));
-      }
-    }
-    interleave<kPiece / 2>(words, to);
+    const auto load = [&](int64_t i, int64_t word) __attribute__((always_inline)) {
+      const int8_t* const from = codes + i * stride + word * 2;
+      return _mm256_cvtepi8_epi16(load_16(reinterpret_cast<const uint8_t*>(from)));
+    };
+    interleave<kPiece / 2>(width, load, to);
   }
 
   template <int64_t kPiece>
@@ -125,11 +128,12 @@ struct BytesOp : Avx2Op {
                                                          const Finish& finish) {
     constexpr int64_t kRuns = kPiece / (kRun * kWordBytes);
     if constexpr (kRuns == 1) {
-      run(rows, a, b, [&](size_t i, __m256i left, __m256i right) __attribute__((always_inline)) {
-        const __m256i start = _mm256_set1_epi32(starts[i]);
-        finish(i, _mm256_cvtepi32_ps(_mm256_add_epi32(start, left)),
-               _mm256_cvtepi32_ps(_mm256_add_epi32(start, right)));
-      });
+      run(
+          rows, a, b, [&](size_t i, __m256i left, __m256i right) __attribute__((always_inline)) {
+            const __m256i start = _mm256_set1_epi32(starts[i]);
+            finish(i, _mm256_cvtepi32_ps(_mm256_add_epi32(start, left)),
+                   _mm256_cvtepi32_ps(_mm256_add_epi32(start, right)));
+          });
     } else {
       alignas(32) int32_t sums[kRows * kColumns];  // as registers are all in use
       ((store_integers(sums + kRow * kColumns, _mm256_set1_epi32(starts[kRow])),
@@ -137,11 +141,12 @@ struct BytesOp : Avx2Op {
        ...);
 #pragma GCC unroll 1
       for (int64_t part = 0; part < kRuns; ++part) {
-        run(rows, a, b, [&](size_t i, __m256i left, __m256i right) __attribute__((always_inline)) {
-          int32_t* const sum = sums + i * kColumns;
-          store_integers(sum, _mm256_add_epi32(load_integers(sum), left));
-          store_integers(sum + kLanes, _mm256_add_epi32(load_integers(sum + kLanes), right));
-        });
+        run(
+            rows, a, b, [&](size_t i, __m256i left, __m256i right) __attribute__((always_inline)) {
+              int32_t* const sum = sums + i * kColumns;
+              store_integers(sum, _mm256_add_epi32(load_integers(sum), left));
+              store_integers(sum + kLanes, _mm256_add_epi32(load_integers(sum + kLanes), right));
+            });
         a += kRun * kRows * kWordBytes;
         b += kRun * kColumns * kWordBytes;
       }
@@ -174,11 +179,10 @@ struct BytesOp : Avx2Op {
 
   template <int64_t kPiece>
   static void pack_row_codes(const int8_t* codes, int64_t stride, int64_t width, uint8_t* to) {
-    uint32_t words[kRows * kPiece / kWordBytes] = {};
-    for (int64_t i = 0; i < width; ++i) {
-      std::memcpy(words + i * kPiece / kWordBytes, codes + i * stride, kPiece);
-    }
-    interleave<kPiece / kWordBytes>(words, to);
+    const auto load = [&](int64_t i, int64_t word) __attribute__((always_inline)) {
+      return load_integers(codes + i * stride + word * kWordBytes);
+    };
+    interleave<kPiece / kWordBytes>(width, load, to);
   }
 
   template <int64_t kPiece>

@@ -5,9 +5,9 @@ struct Word {
   uint8_t bytes[4];
 };
 
-// Adds the products of the word at x and two vectors of words, of pairs of 16-bit numbers or of four
-// bytes, of which those of b have no sign. Where all registers are in use gcc 12 would have several
-// words or products at a time, and move sums to memory and back for that.
+// Adds the products of the word at x and two vectors of words, of pairs of 16-bit numbers or of
+// four bytes, of which those of b have no sign. Where all registers are in use gcc 12 would have
+// several words or products at a time, and move sums to memory and back for that.
 inline __attribute__((always_inline)) void add_pairs(__m256i& left, __m256i& right, __m256i b0,
                                                      __m256i b1, const uint8_t* x) {
   __m256i word, products;

@@ -16,18 +16,18 @@ namespace {
 
 #include "kernels/quantize/avx2_products-inl.h"
 
-constexpr int64_t kBlock = 8;              // elements of a word of codes
-constexpr int kPlanes = 3;                 // bytes of a number
+constexpr int64_t kBlock = 8;  // elements of a word of codes
+constexpr int kPlanes = 3;     // bytes of a number
 constexpr int64_t kHalf = kPanelRows / 2;
-constexpr int64_t kMostPiece = 64;         // elements
-constexpr int64_t kRun = 4;                // blocks whose sums fit 16 bits: 4 * 4 * 15 * 128 each
+constexpr int64_t kMostPiece = 64;  // elements
+constexpr int64_t kRun = 4;         // blocks whose sums fit 16 bits: 4 * 4 * 15 * 128 each
 constexpr int64_t kBlockBytes = kBlock * kPlanes;  // of a prepared row
 
 // What the sums of a piece of x become numbers with.
 struct Piece {
   float scale;
-  float shift;                 // the sum of its numbers
-  int32_t upper, lower;        // sums of the first plane, and of the others as one number
+  float shift;           // the sum of its numbers
+  int32_t upper, lower;  // sums of the first plane, and of the others as one number
 };
 
 // A prepared row: of every block the bytes of elements 0, 4, 1, 5, 2, 6, 3, 7 as codes come apart,
@@ -84,7 +84,8 @@ void store_planes(__m256i whole, uint8_t* to) {
   const __m256i apart = _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15,  //
                                          0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   const __m256i planes = _mm256_shuffle_epi8(digits, apart);
-  const __m128i first = _mm256_castsi256_si128(planes), second = _mm256_extracti128_si256(planes, 1);
+  const __m128i first = _mm256_castsi256_si128(planes),
+                second = _mm256_extracti128_si256(planes, 1);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_unpacklo_epi8(first, second));
   _mm_storel_epi64(reinterpret_cast<__m128i*>(to + 16), _mm_unpackhi_epi8(first, second));
 }
@@ -113,8 +114,7 @@ Piece prepare_piece(const T* x, int64_t n, int64_t blocks, uint8_t* to) {
   for (int64_t b = 0; b < blocks; ++b) {
     const __m256 v = load_some(x + b * kBlock, n - b * kBlock);
     const __m256i whole = _mm256_cvtps_epi32(_mm256_mul_ps(v, inverse));
-    const __m256i first =
-        _mm256_srai_epi32(_mm256_add_epi32(whole, _mm256_set1_epi32(0x8080)), 16);
+    const __m256i first = _mm256_srai_epi32(_mm256_add_epi32(whole, _mm256_set1_epi32(0x8080)), 16);
     upper = _mm256_add_epi32(upper, first);
     lower = _mm256_add_epi32(lower, _mm256_sub_epi32(whole, _mm256_slli_epi32(first, 16)));
     store_planes(whole, to + b * kBlockBytes);
@@ -179,7 +179,7 @@ HWY_INLINE void add_planes(std::index_sequence<kSum...>, const uint8_t* codes,
     const __m256i second1 = _mm256_and_si256(_mm256_srli_epi16(all1, 4), low);
     (add_bytes(left[kSum], right[kSum], second0, second1, words(kSum) + 4), ...);
   }
-  const auto add = [](__m256i& into, __m256i sum, int16_t weight) __attribute__((always_inline)) {
+  const auto add = [](__m256i & into, __m256i sum, int16_t weight) __attribute__((always_inline)) {
     into = _mm256_add_epi32(into, _mm256_madd_epi16(sum, _mm256_set1_epi16(weight)));
   };
   const auto take = [&](size_t i, __m256i l, __m256i r) __attribute__((always_inline)) {
@@ -242,8 +242,8 @@ void panel_sums(const QuantizedGemv& call, const uint8_t* rows, int64_t panel, f
               _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums.upper[t][half]), _mm256_set1_ps(65536),
                               _mm256_cvtepi32_ps(sums.lower[t][half]));
           __m256& into = total[t][half];
-          into = _mm256_fmadd_ps(_mm256_mul_ps(scale, _mm256_set1_ps(piece[t]->scale)), number,
-                                 into);
+          into =
+              _mm256_fmadd_ps(_mm256_mul_ps(scale, _mm256_set1_ps(piece[t]->scale)), number, into);
           if constexpr (kMinima) {
             const __m256 least = load(w.minimum + scale_at + half * kHalf);
             into = _mm256_fmadd_ps(least, _mm256_set1_ps(piece[t]->shift), into);

@@ -1,6 +1,6 @@
-// quantized_gemv of 4-bit weights with AVX2, where turning codes into fp32 takes longer than reading
-// them: products of bytes. Rows of x become fixed-point numbers of 23 bits, in pieces of up to 64
-// elements that share a power of two, each the sum of three signed bytes, so that a piece's
+// quantized_gemv of 4-bit weights with AVX2, where turning codes into fp32 takes longer than
+// reading them: products of bytes. Rows of x become fixed-point numbers of 23 bits, in pieces of up
+// to 64 elements that share a power of two, each the sum of three signed bytes, so that a piece's
 // products with codes are summed exactly in integers. An element of x is off by 2^-22 of its
 // piece's largest at most; numbers in bf16 down to 2^-14 of that are exact.
 #pragma once

@@ -9,6 +9,7 @@
 //     static constexpr int64_t kRows, kColumns, kLanes;  // kColumns = 2 kLanes
 //     static constexpr int64_t kCodeBytes;               // of a packed code
 //     static constexpr int32_t kExcess8;                 // what packing adds to codes of 8 bits
+//     static constexpr int64_t kCacheBytes;              // gemm::Kernel::cache_bytes
 //     using Floats;
 //     static Floats zero(), load(const float*), broadcast(float);
 //     static void store(float*, Floats);
@@ -179,6 +180,7 @@ struct CodeTile {
                         .element_bytes = 0,
                         .packed_bytes = Op::kCodeBytes,
                         .scale_bytes = kScaleBytes,
+                        .cache_bytes = Op::kCacheBytes,
                         .a = {pack_x, nullptr},
                         .b = {pack_w<kMinima>, nullptr},
                         .multiply = multiply<kMinima>}};

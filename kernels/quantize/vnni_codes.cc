@@ -56,6 +56,7 @@ struct VnniOp {
   static constexpr int64_t kRows = 14, kColumns = 32, kLanes = 16;
   static constexpr int64_t kCodeBytes = 1;
   static constexpr int32_t kExcess8 = 128;
+  static constexpr int64_t kCacheBytes = gemm::Kernel().cache_bytes;
   using Floats = __m512;
   static Floats zero() { return _mm512_setzero_ps(); }
   static Floats load(const float* p) { return _mm512_loadu_ps(p); }

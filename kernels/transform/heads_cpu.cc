@@ -1,9 +1,45 @@
-// Heads apart and together. Plain loops over one head's channels at a time: memory takes the time.
-#include <algorithm>
-
+// Heads apart and together, one head's channels at a time.
 #include "kernels/transform/heads.h"
 
+#include <algorithm>
+
+#include "kernels/simd_targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/transform/heads_cpu.cc"
+#include <hwy/foreach_target.h>
+//
+#include "kernels/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ds::kernels::HWY_NAMESPACE {
+namespace {
+
+template <class T>
+void sums(const T* x, const T* bias, int64_t n, T* out) {
+  const simd::DF d;
+  simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
+    const simd::VF sum =
+        simd::hn::Add(simd::load_n(d, x + i, count), simd::load_n(d, bias + i, count));
+    simd::store_n(sum, d, out + i, count);
+  });
+}
+void add_bias(FloatType type, const void* x, const void* bias, int64_t n, void* out) {
+  with_float_type(type, [&](auto t) {
+    using T = decltype(t);
+    sums(static_cast<const T*>(x), static_cast<const T*>(bias), n, static_cast<T*>(out));
+  });
+}
+
+}  // namespace
+}  // namespace ds::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
 namespace ds::kernels {
+
+HWY_EXPORT(add_bias);
+
 namespace {
 
 // Calls piece(first element in the packed tensor, first element in the split one, column) for every
@@ -40,10 +76,8 @@ void split_heads(const HeadShape& shape, const void* packed, const void* bias, v
     run(shape, pool, [&](int64_t x, int64_t y, int64_t column) {
       if (add == nullptr) {
         std::copy_n(from + x, shape.size, to + y);
-        return;
-      }
-      for (int64_t i = 0; i < shape.size; ++i) {
-        to[y + i] = from_float<T>(to_float(from[x + i]) + to_float(add[column + i]));
+      } else {
+        HWY_DYNAMIC_DISPATCH(add_bias)(shape.type, from + x, add + column, shape.size, to + y);
       }
     });
   });
@@ -59,3 +93,4 @@ void merge_heads(const HeadShape& shape, const void* split, void* packed, Thread
 }
 
 }  // namespace ds::kernels
+#endif  // HWY_ONCE

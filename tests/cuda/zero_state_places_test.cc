@@ -229,6 +229,8 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& one) { return std::string(one.param.name); });
 
 // Of the same gradients each element of a rule that divides has the bits of where it is updated.
+// They differ where the host estimates reciprocals (AVX-512); elsewhere no place can be told from
+// the other.
 TEST_F(GpuZero, OfTwinFlowEachPlaceUpdatesItsElements) {
   const Folder none;
   const uint64_t seed = std::random_device{}();
@@ -253,6 +255,7 @@ TEST_F(GpuZero, OfTwinFlowEachPlaceUpdatesItsElements) {
     return out;
   };
   const Json clipped = {{"gradient_clipping", 0.5}};
+  bool places_differ = false;
   for (const Json& more :
        {clipped, kBf16, kSplit, with(kBf16, {{"optimizer", {{"state_dtype", "bf16"}}}}),
         Json{{"optimizer", {{"type", "Adagrad"}, {"params", {{"lr", 1e-2}}}}},
@@ -273,9 +276,13 @@ TEST_F(GpuZero, OfTwinFlowEachPlaceUpdatesItsElements) {
       EXPECT_EQ(neither, 0);
       return std::min(of_host, of_gpu);
     };
-    EXPECT_GT(compare(both.weights, host.weights, gpu.weights), 0);
+    const int64_t of_the_rarer_place = compare(both.weights, host.weights, gpu.weights);
     compare(both.states, host.states, gpu.states);
+    if (same_bits(host.weights, gpu.weights)) continue;
+    places_differ = true;
+    EXPECT_GT(of_the_rarer_place, 0);
   }
+  if (!places_differ) GTEST_SKIP() << "the updates of this CPU have the bits of the GPU's";
 }
 
 // Its ratios are of whole tensors, wherever their elements lie.
