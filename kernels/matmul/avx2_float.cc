@@ -104,6 +104,7 @@ const Kernel& avx2_float_kernel() {
                                  .columns = kColumns,
                                  .depth = 384,
                                  .cache_bytes = kCacheBytes,
+                                 .cache_bytes_of_few_rows = 384 << 10,
                                  .chunk = kChunk,
                                  .a = {pack_rows<kRows>, pack_columns<kRows>},
                                  .b = {pack_rows<kColumns>, pack_columns<kColumns>},

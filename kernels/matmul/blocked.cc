@@ -10,6 +10,8 @@
 namespace ds::kernels::gemm {
 namespace {
 
+constexpr int64_t kBlockRows = 128;  // of A packed together; they stay in the second-level cache
+
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t multiple) { return divide_up(a, multiple) * multiple; }
 
@@ -47,7 +49,8 @@ void choose_tasks(const Kernel& kernel, bool in_place, int threads, int64_t rows
   constexpr int64_t kPackingB = 40;             // rows
   const int64_t packing_a = in_place ? 8 : 48;  // columns
   const int64_t panel = kernel.columns, depth = round_up(plan.depth, kernel.group);
-  const int64_t fitting = kernel.cache_bytes / packed_size(kernel, depth) / panel * panel;
+  const int64_t cache = rows <= kBlockRows ? kernel.cache_bytes_of_few_rows : kernel.cache_bytes;
+  const int64_t fitting = cache / packed_size(kernel, depth) / panel * panel;
   const int64_t most =
       std::min(std::clamp(fitting, 2 * panel, kernel.task_columns), round_up(columns, panel));
   int64_t best = 0;
@@ -169,7 +172,6 @@ struct Round {
 void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t columns,
               const std::function<void(const FinishedSums&)>& finish) {
   static thread_local Scratch scratch;
-  constexpr int64_t kBlockRows = 128;  // packed together; they stay in the second-level cache
   const Kernel& kernel = r.kernel;
   const Operand& a_operand = r.product.a;
   const int64_t block_rows = std::max<int64_t>(1, kBlockRows / kernel.rows) * kernel.rows;

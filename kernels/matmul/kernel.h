@@ -64,6 +64,8 @@ struct Kernel {
   // For the columns of B of a task, of which there are at most task_columns. With tiles more than
   // half of a second-level cache of 2 MiB measured slower.
   int64_t cache_bytes = 640 << 10;
+  // Where A has one block of rows alone: packed columns are read once, soon after they are packed.
+  int64_t cache_bytes_of_few_rows = 640 << 10;
   int64_t task_columns = 512;
   int64_t round_depth = 2048;  // of k at a time where k is longer than twice that
   // Rows of operands that lie across k are packed so many at a time, for all panels: a multiple of

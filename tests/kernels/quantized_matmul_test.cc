@@ -229,6 +229,60 @@ TEST(QuantizedProducts, NumbersThatAreNotFiniteMakeTheirRowNaN) {
   }
 }
 
+// Few rows whose numbers are far apart, large, small or not finite: each row has the error of its
+// own numbers, whatever the arithmetic is (with AVX2 that of fixed-point numbers in pieces of 64).
+TEST(QuantizedRows, KeepTheirAccuracyAtAnySize) {
+  const uint64_t seed = std::random_device()();
+  Random random(seed);
+  ThreadPool pool(2);
+  constexpr int64_t kRows = 7;
+  for (const bool minima : {false, true}) {
+    kernels::QuantizedShape shape;
+    shape.bits = 4;
+    shape.minima = minima;
+    shape.n = 35;
+    shape.k = 330;
+    shape.group = 96;
+    const Weights w(random, shape, pool);
+    const Tensor x = random_tensor(random, DType::kFloat32, {kRows, shape.k});
+    auto* const numbers = x.data<float>();
+    const float factors[kRows] = {1, 1e30f, 1e-25f, 1, 1, 1, 0};
+    for (int64_t i = 0; i < kRows; ++i) {
+      for (int64_t l = 0; l < shape.k; ++l) numbers[i * shape.k + l] *= factors[i];
+    }
+    numbers[3 * shape.k + 100] = 1e6f;
+    numbers[4 * shape.k + 329] = std::numeric_limits<float>::infinity();
+    numbers[5 * shape.k] = std::numeric_limits<float>::quiet_NaN();
+    std::vector<float> y(static_cast<size_t>(kRows * shape.n));
+    kernels::quantized_gemv({.w = w.matrix, .m = kRows, .x = x.raw(), .y = y.data()}, pool);
+    for (int64_t i = 0; i < kRows; ++i) {
+      for (int64_t j = 0; j < shape.n; ++j) {
+        const float got = y[static_cast<size_t>(i * shape.n + j)];
+        EXPECT_EQ(std::isfinite(got), i != 4 && i != 5) << i << ", " << j << ", seed " << seed;
+        if (i == 4 || i == 5) continue;
+        double sum = 0, bound = 0;
+        for (int64_t begin = 0; begin < shape.k; begin += shape.group) {
+          const int64_t end = std::min(begin + shape.group, shape.k);
+          double most = 0, sizes = 0;
+          for (int64_t l = begin; l < end; ++l) {
+            const double number = numbers[i * shape.k + l];
+            const size_t at = RoundedRows::at(j, l, shape.k);
+            sum += number * static_cast<double>(w.numbers[at]);
+            // Codes are taken from 0 on, so that sums have 8 steps more than their elements.
+            const double size = std::abs(w.sizes[at]) + 8 * std::abs(double{w.matrix.scale(j, l)});
+            bound += 64 * 0x1p-24 * std::abs(number) * size;  // rounding of sums
+            most = std::max(most, std::abs(number));
+            sizes += size;
+          }
+          bound += 0x1p-22 * most * sizes;
+        }
+        EXPECT_LE(std::abs(static_cast<double>(got) - sum), bound)
+            << i << ", " << j << ", seed " << seed;
+      }
+    }
+  }
+}
+
 TEST(QuantizedProducts, GroupsThatPiecesDoNotFitAreNotTaken) {
   kernels::QuantizedShape shape;
   shape.n = 16;
