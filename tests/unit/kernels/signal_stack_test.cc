@@ -11,10 +11,7 @@
 namespace ds::kernels {
 namespace {
 
-int tiles() {
-  const CpuFeatures& features = cpu_features();
-  return (features.amx_bf16 ? 1 : 0) + (features.amx_int8 ? 2 : 0);
-}
+int tiles() { return cpu_features().amx_bf16 ? 1 : 0; }
 
 // In a process of its own, which has not asked for tiles before.
 [[noreturn]] void end_with_tiles(size_t stack_bytes) {
