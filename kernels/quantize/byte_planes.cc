@@ -62,8 +62,7 @@ __m256 load_some(const T* p, int64_t n) {
   return load(some);
 }
 
-template <class Vector>
-float largest_lane(Vector v) {
+float largest_lane(__m256 v) {
   alignas(32) float lanes[8];
   _mm256_store_ps(lanes, v);
   return *std::max_element(lanes, lanes + 8);
@@ -149,6 +148,7 @@ void prepare(const QuantizedGemv& call, uint8_t* rows) {
 __m256i load_codes(const uint8_t* p) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
 }
+
 // Sums of a piece, of both halves of a panel: of the upper plane, and of the others as one number.
 template <int kT>
 struct PieceSums {
