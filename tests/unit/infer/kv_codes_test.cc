@@ -111,8 +111,8 @@ TEST_P(CodedCache, BlocksHaveTheBitsOfOnePiece) {
   }
 }
 
-// A text gives what it gives alone, where products of both texts sum as those of one do: up to 16 rows,
-// or more than 16 of each. Otherwise a number between two codes could take the other one.
+// A text gives what it gives alone, where products of both texts sum as those of one do: up to 16
+// rows, or more than 16 of each. Otherwise a number between two codes could take the other one.
 TEST_P(CodedCache, SequencesOfSeveralLengths) {
   SCOPED_TRACE(seed_);
   const auto model = make();
