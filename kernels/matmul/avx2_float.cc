@@ -106,6 +106,7 @@ const Kernel& avx2_float_kernel() {
                                  .cache_bytes = kCacheBytes,
                                  .cache_bytes_of_few_rows = 384 << 10,
                                  .chunk = kChunk,
+                                 .few_rows = 96,
                                  .a = {pack_rows<kRows>, pack_columns<kRows>},
                                  .b = {pack_rows<kColumns>, pack_columns<kColumns>},
                                  .multiply = multiply_panels<FloatOp, kRows, 1>};

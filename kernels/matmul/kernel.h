@@ -78,6 +78,8 @@ struct Kernel {
   // nothing of A is packed, narrower tasks with longer sums pay.
   int64_t unpacked_rows = 0;
   int64_t round_depth_in_place = 0;
+  // The most rows of A that dot products (few_rows.h) multiply faster, where both lie along k.
+  int64_t few_rows = 0;
   Packing a, b;
   void (*multiply)(const MultiplyCall&) = nullptr;
   // Of bf16 kernels on CPUs that convert in one instruction; null elsewhere.

@@ -8,6 +8,7 @@
 #include "kernels/matmul/blocked.h"
 #include "kernels/matmul/convert.h"
 #include "kernels/matmul/direct.h"
+#include "kernels/matmul/few_rows.h"
 #include "kernels/matmul/kernel.h"
 
 namespace ds::kernels {
@@ -144,14 +145,23 @@ void matmul(const Matmul& p, ThreadPool& pool, MatmulPath path) {
   if (path == MatmulPath::kDirect || (path == MatmulPath::kAuto && p.m <= kDirectRows)) {
     return gemm::multiply_direct(p, pool);
   }
+  const bool along_k = !p.a.transposed && p.b.transposed;
+  if (path == MatmulPath::kFewRows) {
+    DS_CHECK(along_k, Code::kInternal, "matrix product: operands do not lie along k");
+    return gemm::multiply_few_rows(p, pool);
+  }
   const Implementation* implementation = find(path, p.in);
   DS_CHECK(implementation != nullptr, Code::kInternal, "matrix product: path ",
            static_cast<int>(path), " does not run on this CPU for this type");
+  const bool may_choose = path == MatmulPath::kAuto && p.any_order && along_k;
+  if (may_choose && p.m <= implementation->kernel.few_rows) {
+    return gemm::multiply_few_rows(p, pool);
+  }
   multiply(p, implementation->kernel, pool);
 }
 
 bool matmul_path_runs(MatmulPath path, MatmulType type) {
-  return path == MatmulPath::kDirect || find(path, type) != nullptr;
+  return path == MatmulPath::kDirect || path == MatmulPath::kFewRows || find(path, type) != nullptr;
 }
 
 const char* matmul_kernel_name(MatmulType type) { return find(MatmulPath::kAuto, type)->name; }

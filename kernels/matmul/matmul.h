@@ -3,12 +3,12 @@
 // Who serves what on the CPU:
 //   * matmul() here: every size, operand layout and type. Blocks of packed operands are multiplied
 //     by the best of several kernels that this CPU runs (matmul.cc lists them); with up to
-//     kDirectRows rows it multiplies B where it lies, at the speed of memory, without packing.
-//   * int8_matmul.h: 8-bit integer operands.
+//     kDirectRows rows it multiplies B where it lies, at the speed of memory, without packing, and
+//     with some dozens by dot products (few_rows.h), where they are faster and `any_order` is set.
 //   * kernels/gemv: a few rows times weights that are stored in 8 or 4 bits (decoding).
 //
 // Sums are fp32; blocked kernels add in the order of k. Results are the same bits for any number of
-// threads. Another kernel, and another m on either side of kDirectRows, may round differently.
+// threads. Another kernel, and another m on either side of such a bound, may round differently.
 //
 // On a GPU, products of
 //   * any form are served by kernels of our own (matmul_cuda.cu): 16-bit operands on tensor cores;
@@ -65,6 +65,9 @@ struct Matmul {
   std::optional<ActivationKind> activation;
   void* pre = nullptr;
   int64_t pre_stride = 0;
+  // The sums of some dozens of rows may be in another order than those of more rows, where that is
+  // faster.
+  bool any_order = false;
   // On a GPU: scratch, of matmul_workspace() bytes for the best speed; less is enough for any
   // product, none too. Aligned to 256 bytes.
   void* workspace = nullptr;
@@ -81,7 +84,8 @@ enum class MatmulPath {
   kAvx512,
   kAvx2,
   kPortable,
-  kDirect
+  kDirect,
+  kFewRows  // A along k as it lies, B too
 };
 
 inline constexpr int64_t kDirectRows = 4;
@@ -102,7 +106,7 @@ enum class MatmulExtra { kNone, kSums, kSlope };
 int64_t matmul_workspace(const Matmul& problem, const GpuStream& on,
                          MatmulExtra extra = MatmulExtra::kNone, const float* sums = nullptr);
 
-// Whether this CPU runs `path` for operands of the type; kAuto and kDirect always.
+// Whether this CPU runs `path` for operands of the type; kAuto, kDirect and kFewRows always.
 bool matmul_path_runs(MatmulPath path, MatmulType type);
 
 // What kAuto means for large products: "amx_bf16", "avx512" and so on.

@@ -36,6 +36,40 @@ struct DynamicSlots {
   float scale[16] = {}, offset[16] = {};
 };
 
+// The same for vectors of 8 lanes. The upper 16 bits of a float are nearly linear in its logarithm,
+// so
+// ((bits >> 16) - low, 0 if that is negative) * factor / 2^16 is its decade or the one below, and
+// one comparison decides.
+struct DynamicEstimate {
+  uint16_t low = 0, factor = 0;
+  float threshold[8] = {};  // of the decade above
+  float last[8] = {};       // the last code of a decade but the last of all
+  // As DynamicSlots, by the lower three bits of a code's exponent.
+  float scale[8] = {}, offset[8] = {};
+};
+
+constexpr DynamicEstimate make_dynamic_estimate(const DynamicMap& map) {
+  const auto upper_half = [](float x) {
+    return static_cast<double>(std::bit_cast<uint32_t>(x) >> 16);
+  };
+  DynamicEstimate estimate;
+  // The line through the first threshold and the last, less than a decade's tenth below them: that
+  // is more than a logarithm differs from the bits, and than cutting them off takes away.
+  const double first = upper_half(map.threshold[1]), last = upper_half(map.threshold[map.top]);
+  const double decade = (last - first) / (map.top - 1);
+  estimate.low = static_cast<uint16_t>(first - 0.9 * decade);
+  estimate.factor = static_cast<uint16_t>(65536 / decade);
+  for (int e = 0; e <= map.top; ++e) {
+    const int end = (2 << e) - 1;
+    estimate.threshold[e] = map.threshold[e + 1];
+    estimate.last[e] = static_cast<float>(end < map.codes ? end : map.codes - 1);
+    estimate.scale[(127 + e) % 8] = map.scale[e] / static_cast<float>(1 << e);
+    estimate.offset[(127 + e) % 8] = map.offset[e];
+  }
+  estimate.threshold[map.top] = 4;  // never
+  return estimate;
+}
+
 constexpr DynamicSlots make_dynamic_slots(const DynamicMap& map, bool is_signed) {
   DynamicSlots slots;
   float bounds[16] = {};

@@ -19,6 +19,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "kernels/optimizer/dynamic_map.h"
 #include "kernels/simd-inl.h"
@@ -36,7 +37,8 @@ template <bool kSigned>
 inline constexpr DynamicMap kMap = make_dynamic_map(kSigned ? 6 : 7);
 
 // Vectors of fewer than 8 lanes cannot hold the tables; they take the scalar code. Those of 16
-// lanes hold one by the exponent of what is coded. All three choose the same codes.
+// lanes hold one by the exponent of what is coded. All three choose the same codes, but that the
+// scalar code rounds a product before it adds.
 #if HWY_TARGET <= HWY_AVX3
 
 template <bool kSigned>
@@ -95,26 +97,33 @@ struct Encoder {
   }
 };
 
-#elif HWY_MAX_BYTES >= 32
+#elif HWY_TARGET == HWY_AVX2
+
+template <bool kSigned>
+inline constexpr DynamicEstimate kEstimate = make_dynamic_estimate(kMap<kSigned>);
+
+// Entries of a table of eight; the lower three bits of an index count.
+HWY_INLINE __m256 look_up(VF table, __m256i index) {
+  return _mm256_permutevar8x32_ps(table.raw, index);
+}
 
 template <bool kSigned>
 struct Decoder {
   const DF d;
   const DI di;
-  const VF scale = hn::LoadU(d, kMap<kSigned>.scale), offset = hn::LoadU(d, kMap<kSigned>.offset);
-  const VI top = hn::Set(di, kMap<kSigned>.codes);
+  const VF scale = hn::LoadU(d, kEstimate<kSigned>.scale);
+  const VF offset = hn::LoadU(d, kEstimate<kSigned>.offset);
 
   // The fraction that a code from 0 on stands for.
   HWY_INLINE VF fraction(VI code) const {
-    const auto bits = hn::BitCast(di, hn::ConvertTo(d, code));
-    const VI exponent = hn::Max(hn::Sub(hn::ShiftRight<23>(bits), hn::Set(di, 127)), hn::Zero(di));
-    const VF mantissa =
-        hn::BitCast(d, hn::Or(hn::And(bits, hn::Set(di, 0x007FFFFF)), hn::Set(di, 0x3F800000)));
-    const auto index = hn::IndicesFromVec(d, exponent);
-    VF value = hn::MulAdd(hn::TableLookupLanes(scale, index), mantissa,
-                          hn::TableLookupLanes(offset, index));
-    value = hn::IfThenElse(hn::RebindMask(d, hn::Eq(code, top)), hn::Set(d, 1.0f), value);
-    return hn::IfThenZeroElse(hn::RebindMask(d, hn::Eq(code, hn::Zero(di))), value);
+    const VF number = hn::ConvertTo(d, code);
+    const __m256i exponent = hn::ShiftRight<23>(hn::BitCast(di, number)).raw;
+    const VF value =
+        hn::MulAdd(number, VF{look_up(scale, exponent)}, VF{look_up(offset, exponent)});
+    // The last code is 1, where this gives less; of the one before, number - last is zero.
+    const VF above = hn::Sub(number, hn::Set(d, static_cast<float>(kMap<kSigned>.codes - 1)));
+    const VF nonzero = hn::BitCast(d, VI{_mm256_cmpgt_epi32(code.raw, _mm256_setzero_si256())});
+    return hn::And(hn::Max(value, above), nonzero);
   }
 };
 
@@ -122,44 +131,39 @@ template <bool kSigned>
 struct Encoder {
   const DF d;
   const DI di;
+  const VF threshold = hn::LoadU(d, kEstimate<kSigned>.threshold);
+  const VF last = hn::LoadU(d, kEstimate<kSigned>.last);
   const VF scale = hn::LoadU(d, kMap<kSigned>.code_scale);
   const VF offset = hn::LoadU(d, kMap<kSigned>.code_offset);
-  const VF threshold = hn::LoadU(d, kMap<kSigned>.threshold);
-
-  // Adds `bit` to the exponent where x has reached that threshold.
-  HWY_INLINE VI next_bit(VF x, VI exponent, int bit) const {
-    const VI candidate = hn::Add(exponent, hn::Set(di, bit));
-    const VF bound = hn::TableLookupLanes(threshold, hn::IndicesFromVec(d, candidate));
-    return hn::IfThenElse(hn::RebindMask(di, hn::Ge(x, bound)), candidate, exponent);
-  }
 
   // The code nearest to a fraction from 0 to 1.
   HWY_INLINE VI code(VF x) const {
     constexpr const DynamicMap& map = kMap<kSigned>;
-    // The number of thresholds that x has reached, by binary search.
-    const VI at_four = hn::BitCast(di, hn::IfThenElseZero(hn::Ge(x, hn::Set(d, map.threshold[4])),
-                                                          hn::BitCast(d, hn::Set(di, 4))));
-    VI exponent = next_bit(x, at_four, 2);
-    exponent = next_bit(x, exponent, 1);
-    const auto index = hn::IndicesFromVec(d, exponent);
-    const VF place =
-        hn::MulAdd(x, hn::TableLookupLanes(scale, index), hn::TableLookupLanes(offset, index));
-    const VF low =
-        hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(exponent, hn::Set(di, 127))));  // 2^exponent
-    VF high = hn::Sub(hn::Add(low, low), hn::Set(d, 1.0f));
-    high = hn::Min(high, hn::Set(d, static_cast<float>(map.codes - 1)));
-    VF c = hn::Min(hn::Max(hn::Floor(place), low), high);
-    c = hn::IfThenElse(hn::Ge(x, hn::Set(d, map.top_threshold)),
-                       hn::Set(d, static_cast<float>(map.codes)), c);
-    const auto zero = kSigned ? hn::Lt(x, hn::Set(d, map.zero_threshold)) : hn::Le(x, hn::Zero(d));
-    return hn::ConvertTo(di, hn::IfThenZeroElse(zero, c));
+    const __m256i low = _mm256_set1_epi32(kEstimate<kSigned>.low);
+    const __m256i factor = _mm256_set1_epi32(kEstimate<kSigned>.factor);
+    const __m256i upper = hn::ShiftRight<16>(hn::BitCast(hn::RebindToUnsigned<DF>(), x)).raw;
+    const __m256i below = _mm256_mulhi_epu16(_mm256_subs_epu16(upper, low), factor);
+    // Comparisons give -1 where they hold.
+    const auto reached = [&](VF bound) __attribute__((always_inline)) {
+      return _mm256_castps_si256(_mm256_cmp_ps(x.raw, bound.raw, _CMP_GE_OQ));
+    };
+    const __m256i decade = _mm256_sub_epi32(below, reached(VF{look_up(threshold, below)}));
+    VF place = hn::MulAdd(x, VF{look_up(scale, decade)}, VF{look_up(offset, decade)});
+    place = hn::Min(place, VF{look_up(last, decade)});
+    // Below the first decade too the first code is nearest but for zero itself.
+    if constexpr (!kSigned) place = hn::Max(place, hn::Set(d, 1.0f));
+    const __m256i top = reached(hn::Set(d, map.top_threshold));
+    const __m256i code = _mm256_sub_epi32(_mm256_cvttps_epi32(place.raw), top);
+    const __m256i nonzero = reached(
+        hn::Set(d, kSigned ? map.zero_threshold : std::numeric_limits<float>::denorm_min()));
+    return VI{_mm256_and_si256(code, nonzero)};
   }
 };
 
 #endif
 
 #undef DS_QUANTIZE8_VECTORS
-#if HWY_MAX_BYTES >= 32
+#if HWY_TARGET <= HWY_AVX2
 #define DS_QUANTIZE8_VECTORS 1
 
 // One vector's codes to numbers.
@@ -177,18 +181,43 @@ HWY_INLINE VF decode_vector(const Decoder<kSigned>& decoder, const uint8_t* code
 
 // One vector's numbers to codes; `inverse` is that of the block's scale.
 template <bool kSigned>
-HWY_INLINE void encode_vector(const Encoder<kSigned>& encoder, VF value, VF inverse,
-                              uint8_t* codes) {
-  const DF d;
+HWY_INLINE VI codes_of(const Encoder<kSigned>& encoder, VF value, VF inverse) {
+  const VI code = encoder.code(hn::Mul(kSigned ? hn::Abs(value) : value, inverse));
+  if constexpr (!kSigned) return code;
+#if HWY_TARGET == HWY_AVX2
+  // Zero is not told apart from a code's sign: its code is zero.
+  return VI{_mm256_sign_epi32(code.raw, _mm256_castps_si256(value.raw))};
+#else
   const DI di;
+  return hn::IfThenElse(hn::RebindMask(di, hn::Lt(value, hn::Zero(DF()))),
+                        hn::Sub(hn::Zero(di), code), code);
+#endif
+}
+
+// Codes of so many numbers, which are whole vectors.
+template <bool kSigned>
+HWY_INLINE void encode_vectors(VF inverse, const float* values, int64_t n, uint8_t* codes) {
+  const DF d;
   const hn::Rebind<uint8_t, DF> d8;
   const hn::RebindToUnsigned<DF> d32;
-  VI code = encoder.code(hn::Mul(kSigned ? hn::Abs(value) : value, inverse));
-  if constexpr (kSigned) {
-    code = hn::IfThenElse(hn::RebindMask(di, hn::Lt(value, hn::Zero(d))),
-                          hn::Sub(hn::Zero(di), code), code);
+  const Encoder<kSigned> encoder{};
+  const auto at = [&](int64_t i)
+                      DS_SIMD_BODY { return codes_of(encoder, hn::LoadU(d, values + i), inverse); };
+  int64_t i = 0;
+#if HWY_TARGET == HWY_AVX2
+  // Four vectors to one of bytes, whose groups of four come out lane by lane.
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  for (; i + 32 <= n; i += 32) {
+    const __m256i low = _mm256_packs_epi32(at(i).raw, at(i + 8).raw);
+    const __m256i high = _mm256_packs_epi32(at(i + 16).raw, at(i + 24).raw);
+    const __m256i bytes = kSigned ? _mm256_packs_epi16(low, high) : _mm256_packus_epi16(low, high);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + i),
+                        _mm256_permutevar8x32_epi32(bytes, order));
   }
-  hn::StoreU(hn::TruncateTo(d8, hn::BitCast(d32, code)), d8, codes);
+#endif
+  for (; i < n; i += simd::lanes()) {
+    hn::StoreU(hn::TruncateTo(d8, hn::BitCast(d32, at(i))), d8, codes + i);
+  }
 }
 #else
 #define DS_QUANTIZE8_VECTORS 0
@@ -230,11 +259,8 @@ float encode(const float* values, int64_t n, uint8_t* codes) {
   const float inverse = inverse_of(largest);
   i = 0;
 #if DS_QUANTIZE8_VECTORS
-  const Encoder<kSigned> encoder{};
-  const VF factor = hn::Set(d, inverse);
-  for (; i + simd::lanes() <= n; i += simd::lanes()) {
-    encode_vector(encoder, hn::LoadU(d, values + i), factor, codes + i);
-  }
+  i = n / simd::lanes() * simd::lanes();
+  encode_vectors<kSigned>(hn::Set(d, inverse), values, i, codes);
 #endif
   for (; i < n; ++i) codes[i] = encode_one(kMap<kSigned>, kSigned, values[i] * inverse);
   return largest;

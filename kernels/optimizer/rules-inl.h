@@ -36,9 +36,18 @@ struct Adam : Rule {
   static constexpr int kStates = 2;
   template <class A, class N = typename A::Number>
   static DS_RULE void apply(const A& a, N grad, N& p, N& m, N& v) {
+    update_moments(a, grad, p, m, v);
+    p = next(a, p, m, v);
+  }
+  // The two halves of it.
+  template <class A, class N = typename A::Number>
+  static DS_RULE void update_moments(const A& a, N grad, N p, N& m, N& v) {
     moments(a, decayed_gradient(a, grad, p), m, v);
+  }
+  template <class A, class N = typename A::Number>
+  static DS_RULE N next(const A& a, N p, N m, N v) {
     const N root = a.fma(a.sqrt(v), a.root_scale, a.eps);
-    p = moved(a, p, a.over(a.mul(a.step_size, m), root));
+    return moved(a, p, a.over(a.mul(a.step_size, m), root));
   }
   static void set_constants(const UpdateHyper& hyper, UpdateConstants& c) {
     c.root_scale = static_cast<float>(1 / std::sqrt(bias_correction(hyper, hyper.beta2)));

@@ -80,7 +80,9 @@ class Tape {
   // `gradients` may be null where no backward follows.
   Tape(const OpContext& ctx, ParameterReader& weights, GradientSink* gradients,
        const TapeOptions& options)
-      : ctx_(ctx), weights_(weights), gradients_(gradients), options_(options) {}
+      : ctx_(ctx), weights_(weights), gradients_(gradients), options_(options) {
+    ctx_.any_order = !options.record && !options.training;
+  }
 
   const OpContext& ctx() const { return ctx_; }
   ParameterReader& weights() { return weights_; }

@@ -15,6 +15,9 @@ struct OpContext {
   std::shared_ptr<Device> device;
   ThreadPool* pool = nullptr;
   kernels::GpuPolicy gpu = {};
+  // Products of linear layers may sum in the order that is fastest for their number of rows.
+  // Training must not: its results are those of the same rows in more or fewer parts.
+  bool any_order = false;
 
   // Scratch that lives as long as the returned tensor; the device caches the block.
   Tensor workspace(DType dtype, const Shape& shape) const {

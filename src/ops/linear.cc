@@ -56,6 +56,7 @@ void check_weight(const Tensor& w, const char* name, int64_t n, int64_t k, const
 kernels::Matmul forward_product(const Op& op, const Tensor& x, const Tensor& w, const Tensor& bias,
                                 const Tensor& y) {
   kernels::Matmul p;
+  p.any_order = op.ctx.any_order;
   p.in = matmul_type(x, op, "x");
   p.out = columns_type(y, op, "y");
   matmul_type(w, op, "w");

@@ -396,16 +396,24 @@ OpCase codes_case(bool is_signed, int64_t n) {
                            state_tensor(ctx, DType::kFloat32, blocks)};
     std::vector<float> values(static_cast<size_t>(n)), back(values.size()), again(values.size());
     std::uniform_real_distribution<double> decade(-9, 0), sign(-1, 1);
+    const std::vector<double> map = map_values(is_signed ? 7 : 8);
+    std::uniform_int_distribution<size_t> part(0, map.size() - 2);
     for (size_t i = 0; i < values.size(); ++i) {
-      values[i] = static_cast<float>(std::pow(10.0, decade(random)) *
-                                     std::ldexp(1.0, static_cast<int>(i / 256 % 40) - 20));
+      const double power = std::ldexp(1.0, static_cast<int>(i / 256 % 40) - 20);
+      double fraction = std::pow(10.0, decade(random));
+      // Every second block has a power of two as its scale and numbers right between two codes.
+      if (i / 256 % 2 == 1) {
+        const size_t code = part(random);
+        fraction = (map[code] + map[code + 1]) / 2 * (1 + 3e-7 * sign(random));
+        if (i % 256 == 0) fraction = 1;
+      }
+      values[i] = static_cast<float>(fraction * power);
       if (is_signed && sign(random) < 0) values[i] = -values[i];
-      if (sign(random) < -0.95) values[i] = 0;
+      if (sign(random) < -0.95 && i % 256 != 0) values[i] = 0;
     }
     ops::write_state(state, 0, n, values.data());
     ops::read_state(state, 0, n, back.data());
     const Tensor scales = readable(ctx, state.scales), stored = readable(ctx, state.data);
-    const std::vector<double> map = map_values(is_signed ? 7 : 8);
     for (int64_t block = 0; block < blocks; ++block) {
       const auto begin = static_cast<size_t>(block * kernels::kStateBlock);
       const size_t end = std::min(begin + size_t{kernels::kStateBlock}, values.size());
