@@ -5,9 +5,11 @@
 
 namespace ds {
 
-FileMemory::FileMemory(std::shared_ptr<Device> device, const io::FileArrayOptions& options,
-                       int64_t part_bytes, int64_t stay, Tensor aside)
+FileMemory::FileMemory(std::shared_ptr<Device> device, std::shared_ptr<Device> buffers,
+                       const io::FileArrayOptions& options, int64_t part_bytes, int64_t stay,
+                       Tensor aside)
     : device_(std::move(device)),
+      buffers_(std::move(buffers)),
       ahead_(options.read_ahead),
       behind_(options.write_behind),
       kept_(options.kept_bytes),
@@ -22,7 +24,7 @@ Tensor FileMemory::read(DType type, int64_t elements, int64_t begin) {
   const int64_t from = std::max(begin, stay_), shift = (from - stay_) * item % io::kAlignment;
   const int64_t bytes = shift + (end - from) * item;
   const Tensor buffer = spare_.take(bytes, [this](int64_t size) {
-    return Tensor::empty(device_, DType::kUInt8, {size}, MemoryTag::kIo);
+    return Tensor::empty(buffers_, DType::kUInt8, {size}, MemoryTag::kIo);
   });
   const auto give = [self = shared_from_this(), buffer, bytes] {
     self->spare_.give(buffer, bytes);

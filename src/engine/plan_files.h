@@ -12,9 +12,10 @@ namespace ds {
 // for the others.
 class FileMemory : public std::enable_shared_from_this<FileMemory> {
  public:
-  // `aside` is memory that is not counted, of as many bytes as any range has.
-  FileMemory(std::shared_ptr<Device> device, const io::FileArrayOptions& options,
-             int64_t part_bytes, int64_t stay, Tensor aside);
+  // Files are read into `buffers`; `device` has what joins that with memory. `aside` is memory that
+  // is not counted, of as many bytes as any range has.
+  FileMemory(std::shared_ptr<Device> device, std::shared_ptr<Device> buffers,
+             const io::FileArrayOptions& options, int64_t part_bytes, int64_t stay, Tensor aside);
 
   // Of elements from `begin` on what is read into memory; none where all of them stay there.
   Tensor read(DType type, int64_t elements, int64_t begin);
@@ -29,7 +30,7 @@ class FileMemory : public std::enable_shared_from_this<FileMemory> {
   int64_t stay() const { return stay_; }
 
  private:
-  const std::shared_ptr<Device> device_;
+  const std::shared_ptr<Device> device_, buffers_;
   const bool ahead_, behind_;
   const int64_t kept_, stay_;
   const Tensor aside_;

@@ -22,7 +22,7 @@ namespace {
 // which is being written, and in backward of two.
 class CountedInputs final : public nn::KeptInputs {
  public:
-  explicit CountedInputs(std::shared_ptr<Device> device) : device_(std::move(device)) {}
+  explicit CountedInputs(std::shared_ptr<Device> buffers) : buffers_(std::move(buffers)) {}
 
   size_t keep(std::span<const Tensor> inputs) override {
     newest_.assign(inputs.begin(), inputs.end());
@@ -47,12 +47,12 @@ class CountedInputs final : public nn::KeptInputs {
   std::vector<Tensor> make(size_t segment) const {
     std::vector<Tensor> out;
     for (const Kept& one : segments_[segment]) {
-      out.push_back(Tensor::empty(device_, one.type, one.shape, MemoryTag::kIo));
+      out.push_back(Tensor::empty(buffers_, one.type, one.shape, MemoryTag::kIo));
     }
     return out;
   }
 
-  const std::shared_ptr<Device> device_;
+  const std::shared_ptr<Device> buffers_;
   std::vector<Segment> segments_;
   std::vector<Tensor> newest_, ahead_;
 };
@@ -61,8 +61,11 @@ class CountedInputs final : public nn::KeptInputs {
 // memory aside, which is not counted again; what comes and goes is.
 class PlannedState : public nn::ParameterReader, public nn::GradientSink {
  public:
-  PlannedState(const PlanContext& plan, const OpContext& ctx)
-      : plan_(plan), ctx_(ctx), aside_(std::make_shared<CountingDevice>()) {
+  PlannedState(const PlanContext& plan, const OpContext& ctx, std::shared_ptr<Device> buffers)
+      : plan_(plan),
+        ctx_(ctx),
+        buffers_(std::move(buffers)),
+        aside_(std::make_shared<CountingDevice>()) {
     int64_t largest = 1;
     for (nn::ParamId id = 0; id < parameters().size(); ++id) {
       largest = std::max(largest, parameters()[id].shape.elements());
@@ -250,7 +253,7 @@ class PlannedState : public nn::ParameterReader, public nn::GradientSink {
   }
   std::shared_ptr<FileMemory> file_memory(const io::FileArrayOptions& options, int64_t part_bytes,
                                           int64_t stay) const {
-    return std::make_shared<FileMemory>(ctx_.device, options, part_bytes, stay, resting_);
+    return std::make_shared<FileMemory>(ctx_.device, buffers_, options, part_bytes, stay, resting_);
   }
   int64_t flat_begin(nn::ParamId id) const { return plan_.flat().range(id).begin; }
   size_t tile_bucket(nn::ParamId id, int64_t tile) const {
@@ -338,6 +341,7 @@ class PlannedState : public nn::ParameterReader, public nn::GradientSink {
 
   const PlanContext& plan_;
   const OpContext ctx_;
+  const std::shared_ptr<Device> buffers_;  // that files are read into
   const std::shared_ptr<CountingDevice> aside_;
   Tensor resting_;
   mutable Tensor writing_;  // of the gradients' file
@@ -384,12 +388,12 @@ nn::SummedLoss loss_of(const PlanContext& plan, nn::Tape& tape, const nn::Value&
 }
 
 void run_pass(const PlanContext& plan, const OpContext& ctx, PlannedState& state,
-              nn::ParameterReader* teacher) {
+              const std::shared_ptr<Device>& buffers, nn::ParameterReader* teacher) {
   const models::Architecture& architecture = *plan.model.architecture;
   const models::ArchitectureInfo& info = architecture.info();
   const int64_t samples = plan.config.batch.micro_batch, length = plan.length();
   Tensor loss_gradient;
-  CountedInputs inputs(ctx.device);
+  CountedInputs inputs(buffers);
   nn::TapeOptions tape_options;
   if (plan.config.activation_checkpointing.in_files()) tape_options.kept_inputs = &inputs;
   nn::Tape tape(ctx, state, &state, tape_options);
@@ -426,14 +430,17 @@ std::optional<PassMemory> count_passes(const PlanContext& plan,
   // How many tokens an expert gets is known when they are there.
   if (architecture->info().experts > 0) return {};
   const auto device = std::make_shared<CountingDevice>();
+  const std::shared_ptr<Device> buffers = CountingDevice::own_pages(device);
   PassMemory out;
   try {
     const OpContext ctx{device, &pool};
     std::vector<Tensor> rest;
     for (size_t i = 0; i < resting.size(); ++i) {
-      rest.push_back(Tensor::empty(device, DType::kUInt8, {resting[i]}, static_cast<MemoryTag>(i)));
+      const auto tag = static_cast<MemoryTag>(i);
+      const std::shared_ptr<Device> on = tag == MemoryTag::kIo ? buffers : device;
+      rest.push_back(Tensor::empty(on, DType::kUInt8, {resting[i]}, tag));
     }
-    PlannedState state(plan, ctx);
+    PlannedState state(plan, ctx, buffers);
     const auto teacher = teacher_aside(plan, pool);
     state.create();
     // Weights are fetched ahead once their order is known.
@@ -443,7 +450,7 @@ std::optional<PassMemory> count_passes(const PlanContext& plan,
     for (int pass = 0; pass < passes; ++pass) {
       if (!several && pass > 0) state.rest();
       state.begin_pass();
-      run_pass(plan, ctx, state, teacher.get());
+      run_pass(plan, ctx, state, buffers, teacher.get());
       state.end_pass();
       // Weights that stay whole are there during the update, and fetched anew after it.
       if (pass + 1 < passes) state.pieces_changed();
@@ -460,7 +467,7 @@ std::optional<PassMemory> count_passes(const PlanContext& plan,
       state.rest();
       state.pieces_changed();
       state.begin_pass();
-      run_pass(plan, ctx, state, teacher.get());
+      run_pass(plan, ctx, state, buffers, teacher.get());
       state.end_pass();
       if (device->account().total_peak() > with_update) out.in_update = false;
     }

@@ -33,8 +33,7 @@ TEST(CountingDevice, HoldsWhatTheCpuHolds) {
       blocks.erase(blocks.begin() + static_cast<int64_t>(at));
     } else {
       const auto bytes = static_cast<int64_t>(1 + random() % (random() % 8 == 0 ? 1 << 21 : 5000));
-      auto tag = static_cast<MemoryTag>(random() % kMemoryTags);
-      if (tag == MemoryTag::kIo) tag = MemoryTag::kOther;  // buffers have pages of their own
+      const auto tag = static_cast<MemoryTag>(random() % kMemoryTags);
       blocks.push_back({counting.allocate(bytes, tag), real->allocate(bytes, tag), bytes, tag});
     }
     EXPECT_EQ(counting.reserved_bytes(), real->reserved_bytes());
@@ -47,6 +46,27 @@ TEST(CountingDevice, HoldsWhatTheCpuHolds) {
     counting.deallocate(block.counted, block.bytes, block.tag);
     real->deallocate(block.there, block.bytes, block.tag);
   }
+}
+
+// What has pages of its own leaves no places in the arena, and counts with the others.
+TEST(CountingDevice, PagesOfTheirOwnLieBesideTheArena) {
+  const auto device = std::make_shared<CountingDevice>();
+  const std::shared_ptr<Device> own = CountingDevice::own_pages(device);
+  const auto alone = std::make_shared<CountingDevice>();
+  constexpr int64_t kBytes = 5 << 20;
+  void* const first = own->allocate(kBytes, MemoryTag::kIo);
+  void* const joined = device->allocate(kBytes, MemoryTag::kIo);
+  void* const same = alone->allocate(kBytes, MemoryTag::kIo);
+  EXPECT_EQ(device->reserved_bytes(), alone->reserved_bytes() + kBytes);
+  EXPECT_EQ(device->account().now(MemoryTag::kIo), 2 * kBytes);
+  own->deallocate(first, kBytes, MemoryTag::kIo);
+  void* const second = own->allocate(kBytes / 2, MemoryTag::kIo);
+  EXPECT_EQ(device->reserved_bytes(), alone->reserved_bytes() + kBytes);  // at the fullest moment
+  EXPECT_EQ(device->account().total_peak(), 2 * kBytes);
+  own->deallocate(second, kBytes / 2, MemoryTag::kIo);
+  device->deallocate(joined, kBytes, MemoryTag::kIo);
+  alone->deallocate(same, kBytes, MemoryTag::kIo);
+  EXPECT_EQ(device->account().total_now(), 0);
 }
 
 TEST(CountingDevice, LargeRequestsTakeNoMemory) {
