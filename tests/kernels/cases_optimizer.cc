@@ -404,7 +404,8 @@ OpCase codes_case(bool is_signed, int64_t n) {
       // Every second block has a power of two as its scale and numbers right between two codes.
       if (i / 256 % 2 == 1) {
         const size_t code = part(random);
-        fraction = (map[code] + map[code + 1]) / 2 * (1 + 3e-7 * sign(random));
+        const double beside = std::pow(10.0, -5 + 2 * sign(random));
+        fraction = (map[code] + map[code + 1]) / 2 * (1 + (sign(random) < 0 ? -beside : beside));
         if (i % 256 == 0) fraction = 1;
       }
       values[i] = static_cast<float>(fraction * power);
