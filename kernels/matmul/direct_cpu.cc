@@ -6,6 +6,7 @@
 #include "kernels/float_type.h"
 #include "kernels/matmul/convert.h"
 #include "kernels/matmul/scratch.h"
+#include "kernels/matmul/types.h"
 #include "kernels/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/matmul/direct_cpu.cc"
@@ -170,10 +171,8 @@ namespace gemm {
 void multiply_direct(const Matmul& p, ThreadPool& pool) {
   static thread_local Scratch scratch;
   constexpr int64_t kMostColumns = 256, kPieces = 8;
-  const FloatType type = p.in == MatmulType::kFloat32    ? FloatType::kFloat32
-                         : p.in == MatmulType::kBFloat16 ? FloatType::kBFloat16
-                                                         : FloatType::kFloat16;
-  const int64_t size = p.in == MatmulType::kFloat32 ? 4 : 2;
+  const FloatType type = float_type(p.in);
+  const int64_t size = element_size(p.in);
   const int64_t share = (p.n / kPieces + 63) / 64 * 64;
   const int64_t chunk = std::clamp<int64_t>(share, 64, kMostColumns);
   float* const a = scratch.get<float>(kDirectGroup * p.k);

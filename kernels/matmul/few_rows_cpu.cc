@@ -5,10 +5,10 @@
 
 #include <algorithm>
 
-#include "kernels/float_type.h"
 #include "kernels/matmul/convert.h"
 #include "kernels/matmul/direct.h"
 #include "kernels/matmul/scratch.h"
+#include "kernels/matmul/types.h"
 #include "kernels/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/matmul/few_rows_cpu.cc"
@@ -142,12 +142,6 @@ namespace {
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-FloatType float_type(MatmulType type) {
-  return type == MatmulType::kFloat32    ? FloatType::kFloat32
-         : type == MatmulType::kBFloat16 ? FloatType::kBFloat16
-                                         : FloatType::kFloat16;
-}
-
 // The product as its tasks see it. Rows of A are fp32, block by block of k: [blocks, m, depth].
 struct FewRows {
   const Matmul& problem;
@@ -217,7 +211,7 @@ void multiply_few_rows(const Matmul& p, ThreadPool& pool) {
   float* const a = scratch.get<float>(p.m * p.k);
   const FewRows f{.problem = p,
                   .type = float_type(p.in),
-                  .size = p.in == MatmulType::kFloat32 ? 4 : 2,
+                  .size = element_size(p.in),
                   .depth = divide_up(divide_up(p.k, blocks), 16) * 16,
                   .a = a};
   pool.for_range(p.m, kRowsOfCopy,

@@ -10,6 +10,7 @@
 #include "kernels/matmul/direct.h"
 #include "kernels/matmul/few_rows.h"
 #include "kernels/matmul/kernel.h"
+#include "kernels/matmul/types.h"
 
 namespace ds::kernels {
 namespace {
@@ -50,27 +51,14 @@ const Implementation* find(MatmulPath path, MatmulType type) {
   return nullptr;
 }
 
-FloatType float_type(MatmulType type) {
-  switch (type) {
-    case MatmulType::kBFloat16:
-      return FloatType::kBFloat16;
-    case MatmulType::kFloat16:
-      return FloatType::kFloat16;
-    default:
-      return FloatType::kFloat32;
-  }
-}
-
-int64_t element_size(MatmulType type) { return type == MatmulType::kFloat32 ? 4 : 2; }
-
 gemm::Operand operand(const Matmul& p, const MatmulInput& input, bool along_k,
                       const gemm::Kernel& kernel, const gemm::Packing& packing) {
   gemm::Operand result{.data = input.data,
                        .stride = input.stride,
                        .along_k = along_k,
-                       .element_bytes = element_size(p.in),
+                       .element_bytes = gemm::element_size(p.in),
                        .pack = along_k ? packing.pack_rows : packing.pack_columns};
-  if (element_size(p.in) != kernel.element_bytes) result.widened = float_type(p.in);
+  if (gemm::element_size(p.in) != kernel.element_bytes) result.widened = gemm::float_type(p.in);
   return result;
 }
 
