@@ -113,6 +113,29 @@ def test_a_callback_hears_all_texts_and_ends_one(generator: ds.Generator) -> Non
     assert heard[:2] + heard[3:] == expected[:2] + expected[3:]
 
 
+def test_a_callback_ends_its_text(generator: ds.Generator) -> None:
+    whole = generator.generate([1, 2, 3], 12, temperature=1.0, seed=5).tolist()
+    heard: list[int] = []
+
+    def on_token(token: int) -> bool:
+        heard.append(token)
+        return len(heard) < 4
+
+    new = generator.generate([1, 2, 3], 12, temperature=1.0, seed=5, on_token=on_token)
+    assert (new.dtype, new.tolist(), heard) == ("int32", whole[:4], whole[:4])
+    # Only False ends a text: functions that write return how much they wrote, which may be 0.
+    assert generator.generate([1, 2, 3], 4, on_token=lambda token: 0).shape == (4,)
+
+
+def test_a_stream_that_is_left_early_ends(generator: ds.Generator) -> None:
+    whole = generator.generate([1, 2, 3], 12).tolist()
+    stream = generator.stream([1, 2, 3], 12)
+    assert [next(stream), next(stream)] == whole[:2]
+    stream.close()
+    assert not [t for t in threading.enumerate() if t.name == "ds-generate"]
+    assert list(generator.stream([1, 2, 3], 12)) == whole
+
+
 def test_wrong_prompts_are_named(generator: ds.Generator) -> None:
     assert generator.generate_batch([], 12) == []
     with pytest.raises(ds.InvalidArgumentError, match=r"counts\[1\]|prompt 1"):

@@ -24,6 +24,10 @@ _FORMS = {
 }
 
 
+class _TextEnded(Exception):
+    """`on_token` returned False."""
+
+
 def make_batch(**tensors: Any) -> tuple[Any, list[Tensor]]:
     """A ds_batch and what it points to, which the caller keeps for the call."""
     batch = _native.ds_batch()
@@ -180,15 +184,28 @@ class Generator(Handle):
         """Continues a prompt: ids [count], or text where there is a tokenizer.
 
         Gives the new ids, int32 [new tokens], without the prompt and the stop token. Temperature 0 takes
-        always the likeliest token. `on_token` hears of each one at once; what it raises ends the call and
-        is raised by it, and so does Ctrl-C."""
+        always the likeliest token. `on_token` hears of each one at once: False ends the text with it,
+        anything else lets it go on, and what it raises ends the call and is raised by it, and so does
+        Ctrl-C."""
         chosen = generate_options(
             max_tokens, temperature, top_k, top_p, seed, stop_token, no_graphs
         )
         ids = self._prompt(prompt)
-        return Tensor._of(
-            _native.ds_generator_generate(self._handle, ids._handle, chosen, on_token)
-        )
+        heard: list[int] = []
+
+        def hear(token: int) -> None:
+            heard.append(token)
+            if on_token is not None and on_token(token) is False:
+                raise _TextEnded
+
+        try:
+            return Tensor._of(
+                _native.ds_generator_generate(
+                    self._handle, ids._handle, chosen, on_token and hear
+                )
+            )
+        except _TextEnded:
+            return asarray(heard, "int32")
 
     def generate_batch(
         self,
@@ -235,20 +252,14 @@ class Generator(Handle):
         arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
         stop = threading.Event()
 
-        class Stopped(Exception):
-            pass
-
-        def on_token(token: int) -> None:
-            if stop.is_set():
-                raise Stopped
+        def on_token(token: int) -> bool:
             arrived.put(token)
+            return not stop.is_set()
 
         def work() -> None:
             try:
                 self.generate(ids, max_tokens, on_token=on_token, **sampling)
                 arrived.put(None)
-            except Stopped:
-                pass
             except BaseException as error:  # told where the tokens are read
                 arrived.put(error)
 
