@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator
+from collections import abc
+from collections.abc import Iterable
 from typing import Any, Callable, Mapping, Optional, Union
 
 from . import _native
@@ -246,7 +247,7 @@ class Generator(Handle):
             sampling["stop_token"] = self.tokenizer.end_of_text
         return self.tokenizer.decode(self.generate(prompt, max_tokens, **sampling))
 
-    def stream(self, prompt: Any, max_tokens: int = 64, **sampling: Any) -> Iterator[int]:
+    def stream(self, prompt: Any, max_tokens: int = 64, **sampling: Any) -> abc.Generator[int, None, None]:
         """New ids one by one, as they come; another thread generates. Ending the loop early ends it."""
         ids = self._prompt(prompt)
         arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
