@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "blanks.h"
+
 namespace tool {
 namespace {
-
-constexpr std::string_view kBlanks = " \t\n\v\f\r";
 
 void replace_all(std::string& text, std::string_view from, std::string_view to) {
   std::string out;

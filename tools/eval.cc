@@ -112,8 +112,8 @@ std::vector<double> Evaluation::sum_over_ranks(const std::vector<double>& number
 }
 
 void Evaluation::perplexity(Json& result) {
-  TokenText text = read_token_text(o_.data, tokenizer_ ? &tokenizer_ : nullptr,
-                                   {o_.special, o_.detokenize == "wikitext"});
+  TokenizedText text = read_token_text(o_.data, tokenizer_ ? &tokenizer_ : nullptr,
+                                       {o_.special, o_.detokenize == "wikitext"});
   if (o_.limit > 0 && static_cast<int64_t>(text.ids.size()) > o_.limit) {
     text.ids.resize(static_cast<size_t>(o_.limit));
     text.words.reset();  // those of the whole file would not fit

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <sstream>
 
+#include "blanks.h"
 #include "command.h"
 #include "detokenize.h"
 #include "files.h"
@@ -12,8 +13,6 @@
 
 namespace tool {
 namespace {
-
-constexpr std::string_view kBlanks = " \t\n\v\f\r";
 
 int64_t count_words(std::string_view text) {
   int64_t words = 0;
@@ -136,9 +135,9 @@ std::vector<std::string> read_json_lines(const std::string& path, int64_t limit)
   return texts;
 }
 
-TokenText read_token_text(const std::string& path, const libds::Tokenizer* tokenizer,
-                          const TextOptions& options) {
-  TokenText out;
+TokenizedText read_token_text(const std::string& path, const libds::Tokenizer* tokenizer,
+                              const TextOptions& options) {
+  TokenizedText out;
   if (is_token_prefix(path)) {
     if (options.wikitext) throw Failure(path + " holds tokens: only text can be detokenised");
     out.ids = read_prefix(path);

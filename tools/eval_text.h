@@ -14,7 +14,7 @@ namespace tool {
 // Whether `path` is the PREFIX of PREFIX.bin and PREFIX.idx.
 bool is_token_prefix(const std::string& path);
 
-struct TokenText {
+struct TokenizedText {
   std::vector<int32_t> ids;
   std::optional<int64_t> words;  // separated by blanks; nothing when only tokens are known
 };
@@ -26,8 +26,8 @@ struct TextOptions {
 
 // All tokens of a text file, of a .jsonl file (an end-of-text token between two documents, if there
 // is one) or of a PREFIX. `tokenizer` may be null for a PREFIX.
-TokenText read_token_text(const std::string& path, const libds::Tokenizer* tokenizer,
-                          const TextOptions& options);
+TokenizedText read_token_text(const std::string& path, const libds::Tokenizer* tokenizer,
+                              const TextOptions& options);
 
 // The "text" of every line of a .jsonl file; at most `limit` lines, 0 = all.
 std::vector<std::string> read_json_lines(const std::string& path, int64_t limit);

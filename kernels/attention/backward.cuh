@@ -11,8 +11,8 @@ namespace ds::kernels::cuda {
 
 template <class T>
 struct Backward {
-  Rows<const T> q, k, v, out, dout;
-  Rows<T> dq, dk, dv;
+  HeadRows<const T> q, k, v, out, dout;
+  HeadRows<T> dq, dk, dv;
   const float* lse = nullptr;
   float* delta = nullptr;  // [batch, heads, queries]: dout . out
   Cover cover;
@@ -309,7 +309,7 @@ template <class Tile, class T>
 __device__ __forceinline__ void store_keys(const Backward<T>& call, const KeyPlace<Tile>& place,
                                            int warp_row,
                                            const float (&sums)[Tile::kBlocks][Tile::kDim / 8][4],
-                                           float factor, T* through, const Rows<T>& to) {
+                                           float factor, T* through, const HeadRows<T>& to) {
   float factors[Tile::kBlocks][2];
   fill_factors(factors, factor);
   store_rows<Tile>(sums, factors, through + warp_row * Tile::kPitch, to.wide, call.dim,

@@ -12,8 +12,8 @@ inline constexpr int kSplitKeys = 256;  // of a block with kSplit: results do no
 
 template <class T>
 struct Forward {
-  Rows<const T> q, k, v;
-  Rows<T> out;
+  HeadRows<const T> q, k, v;
+  HeadRows<T> out;
   float* lse = nullptr;  // [batch, heads, queries]
   Cover cover;
   Dropout dropout;

@@ -107,12 +107,12 @@ bool rows_fit(const HeadView<V>& view, int64_t dim) {
 }
 
 template <class V>
-struct Rows {
+struct HeadRows {
   HeadView<V> view;
   bool wide = false;
 
-  Rows() = default;
-  Rows(const HeadView<V>& from, int64_t dim)
+  HeadRows() = default;
+  HeadRows(const HeadView<V>& from, int64_t dim)
       : view(from), wide(rows_fit<std::remove_const_t<V>>(from, dim)) {}
   __device__ __forceinline__ V* at(int b, int t, int h) const {
     return view.data + b * view.batch + t * view.token + h * view.head;
@@ -153,7 +153,7 @@ __device__ __forceinline__ void copy_elements(T* to, const T* from, int left) {
 
 // Starts copies of kRows rows of `dim` elements: row r lies at at(r), or is 0 where that is null.
 template <class Tile, int kRows, class T, class At>
-__device__ __forceinline__ void copy_rows(T* to, const Rows<const T>& rows, int dim, const At& at) {
+__device__ __forceinline__ void copy_rows(T* to, const HeadRows<const T>& rows, int dim, const At& at) {
   using Plan = CopyPlan<Tile, kRows>;
 #pragma unroll 1
   for (int i = 0; i < Plan::kEach; ++i) {
@@ -176,8 +176,8 @@ struct TokenPlace {
 // Starts copies of kRows tokens of one head of two tensors, which then follow each
 // other. What `shown` does not say to be there is 0. kWide: both are known to be wide.
 template <class Tile, int kRows, bool kWide = false, class T, class Shown>
-__device__ __forceinline__ void copy_tokens(T* to, const Rows<const T>& one,
-                                            const Rows<const T>& other, const TokenPlace& place,
+__device__ __forceinline__ void copy_tokens(T* to, const HeadRows<const T>& one,
+                                            const HeadRows<const T>& other, const TokenPlace& place,
                                             int dim, const Shown& shown) {
   const auto [b, head, first] = place;
   using Plan = CopyPlan<Tile, kRows>;

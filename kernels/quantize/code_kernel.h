@@ -10,7 +10,7 @@ namespace ds::kernels {
 
 // Rows of x as codes. Of every eight codes those of elements 0, 4, 1, 5 come first, then 2, 6, 3,
 // 7: the order in which words of 4-bit codes come apart.
-struct CodedRows {
+struct RowCodes {
   int64_t rows = 0, pieces = 0;  // of a row
   int64_t piece = 64;            // elements that share a scale: 32 or 64
   int8_t* codes = nullptr;       // [rows, pieces * piece], zero beyond k
@@ -20,14 +20,14 @@ struct CodedRows {
 };
 
 // `x` [rows, k] dense, rows [begin, end).
-void encode_rows(FloatType type, const void* x, int64_t k, const CodedRows& to, int64_t begin,
+void encode_rows(FloatType type, const void* x, int64_t k, const RowCodes& to, int64_t begin,
                  int64_t end);
 
 // A way to multiply codes.
 struct CodeKernel {
   int64_t piece = 64;
   int32_t excess_of_8 = 0;  // what packing adds to codes of 8 bits
-  // Packs A from CodedRows and B from a QuantizedMatrix: Operand::data.
+  // Packs A from RowCodes and B from a QuantizedMatrix: Operand::data.
   gemm::Kernel product;
 };
 

@@ -57,7 +57,7 @@ struct CodeTile {
 
   // ---- packing ----
   static void pack_x(const gemm::PackCall& call) {
-    const auto& rows = *static_cast<const CodedRows*>(call.from);
+    const auto& rows = *static_cast<const RowCodes*>(call.from);
     auto* to = static_cast<uint8_t*>(call.to);
     for (int64_t k = 0; k < call.depth; k += kPiece, to += kRows * kPieceBytes) {
       const int64_t first = call.index * rows.pieces + (call.k + k) / kPiece;

@@ -18,7 +18,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using simd::DF;
 using simd::VF;
 
-// The order of CodedRows, of 16 codes.
+// The order of RowCodes, of 16 codes.
 HWY_INLINE void store_in_order(const int8_t* codes, int8_t* to) {
   const hn::FixedTag<int8_t, 16> d;
   HWY_ALIGN constexpr int8_t kOrder[16] = {0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15};
@@ -65,7 +65,7 @@ HWY_INLINE void encode_piece(const T* x, int64_t n, int8_t* codes, float* scale,
 }
 
 template <int64_t kPiece, class T>
-void encode(const T* x, int64_t k, const CodedRows& to, int64_t begin, int64_t end) {
+void encode(const T* x, int64_t k, const RowCodes& to, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) {
     for (int64_t p = 0; p < to.pieces; ++p) {
       const int64_t at = i * to.pieces + p;
@@ -75,7 +75,7 @@ void encode(const T* x, int64_t k, const CodedRows& to, int64_t begin, int64_t e
   }
 }
 
-void rows(FloatType type, const void* x, int64_t k, const CodedRows& to, int64_t begin,
+void rows(FloatType type, const void* x, int64_t k, const RowCodes& to, int64_t begin,
           int64_t end) {
   with_float_type(type, [&](auto t) {
     const auto* const numbers = static_cast<const decltype(t)*>(x);
@@ -93,7 +93,7 @@ namespace ds::kernels {
 
 HWY_EXPORT(rows);
 
-void encode_rows(FloatType type, const void* x, int64_t k, const CodedRows& to, int64_t begin,
+void encode_rows(FloatType type, const void* x, int64_t k, const RowCodes& to, int64_t begin,
                  int64_t end) {
   HWY_DYNAMIC_DISPATCH(rows)(type, x, k, to, begin, end);
 }

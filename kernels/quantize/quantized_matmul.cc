@@ -48,8 +48,8 @@ const CodeKernel* find(const QuantizedShape& w, CodePath path) {
 
 int64_t element_size(FloatType type) { return type == FloatType::kFloat32 ? 4 : 2; }
 
-CodedRows coded_rows(const CodeKernel& kernel, const QuantizedShape& w, int64_t m, void* memory) {
-  CodedRows rows{.rows = m,
+RowCodes coded_rows(const CodeKernel& kernel, const QuantizedShape& w, int64_t m, void* memory) {
+  RowCodes rows{.rows = m,
                  .pieces = (w.k + kernel.piece - 1) / kernel.piece,
                  .piece = kernel.piece,
                  .excess = w.bits == 8 ? kernel.excess_of_8
@@ -107,7 +107,7 @@ void quantized_matmul(const QuantizedMatmul& call, ThreadPool& pool, CodePath pa
   DS_CHECK(kernel != nullptr, Code::kInternal, "product of codes: this CPU has none for groups of ",
            call.w.group);
   constexpr int64_t kRows = 16;
-  const CodedRows rows = coded_rows(*kernel, call.w, call.m, call.scratch);
+  const RowCodes rows = coded_rows(*kernel, call.w, call.m, call.scratch);
   pool.for_range(call.m, kRows, [&](int64_t begin, int64_t end) {
     encode_rows(call.type, call.x, call.w.k, rows, begin, end);
   });

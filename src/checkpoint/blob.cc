@@ -8,15 +8,13 @@
 
 #include "base/checksum.h"
 #include "base/text.h"
+#include "checkpoint/transfer_sizes.h"
 
 namespace ds {
 namespace {
 
 constexpr int64_t kBlockBytes = int64_t{8} << 20;
-constexpr int64_t kRingBytes = int64_t{64} << 20;
 constexpr uint64_t kSmallBytes = uint64_t{1} << 20;
-constexpr int64_t kSharedBytes = int64_t{1} << 20;      // less is not worth a second thread
-constexpr uint64_t kLeastDirect = uint64_t{256} << 10;  // less is not worth a write of its own
 
 }  // namespace
 
@@ -104,7 +102,7 @@ void BlobWriter::write_lasting(std::span<const std::byte> bytes) {
 // Memory for the next block: while blocks are written as they fill, the oldest one's after its
 // write when there are enough of them.
 io::Buffer BlobWriter::take_buffer() {
-  const auto most = std::max<int64_t>(2, kRingBytes / block_bytes_);
+  const auto most = std::max<int64_t>(2, static_cast<int64_t>(kRingBytes) / block_bytes_);
   const auto held = [&] {
     return std::count_if(blocks_.begin(), blocks_.end(),
                          [](const Block& block) { return static_cast<bool>(block.buffer); });
@@ -133,8 +131,9 @@ void BlobWriter::take(std::span<const std::byte> bytes, std::byte* target) {
       io::stream_copy(target + (source.data() - bytes.data()), source.data(), source.size());
     }
   };
-  if (options_.pool != nullptr && static_cast<int64_t>(bytes.size()) >= kSharedBytes) {
-    const auto grain = std::max<int64_t>(1, kSharedBytes / 2 / options_.chunk_bytes);
+  if (options_.pool != nullptr && bytes.size() >= kSharedBytes) {
+    const auto grain =
+        std::max<int64_t>(1, static_cast<int64_t>(kSharedBytes) / 2 / options_.chunk_bytes);
     options_.pool->for_range(static_cast<int64_t>(last - first), grain, task);
   } else {
     task(0, static_cast<int64_t>(last - first));

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/checksum.h"
+#include "checkpoint/transfer_sizes.h"
 
 namespace ds {
 namespace {
@@ -13,8 +14,6 @@ constexpr int kDepth = 32;  // requests of 1 MiB: what the disk needs to be busy
 constexpr uint64_t kWindow = uint64_t{40} << 20;      // asked for and not taken yet
 constexpr uint64_t kDirectBytes = uint64_t{8} << 20;  // at once, straight to its place
 constexpr uint64_t kBufferBytes = uint64_t{2} << 20;  // at once, by way of a buffer
-constexpr uint64_t kLeastDirect = uint64_t{256} << 10;
-constexpr uint64_t kSharedBytes = uint64_t{1} << 20;  // less is not worth a second thread
 
 // As many whole chunks as fit into `bytes`, at least one.
 uint64_t whole_chunks(uint64_t bytes, uint64_t chunk) {

@@ -5,15 +5,14 @@
 
 #include "base/checksum.h"
 #include "checkpoint/blob.h"
+#include "checkpoint/transfer_sizes.h"
 
 namespace ds {
 namespace {
 
-constexpr uint64_t kRingBytes = uint64_t{64} << 20;
-constexpr uint64_t kSmallBlob = uint64_t{4} << 20;    // read with ordinary calls
-constexpr uint64_t kLargeRead = uint64_t{4} << 20;    // worth following from anywhere
-constexpr uint64_t kGap = uint64_t{1} << 20;          // skipped bytes that still count as in order
-constexpr uint64_t kSharedBytes = uint64_t{1} << 20;  // less is not worth a second thread
+constexpr uint64_t kSmallBlob = uint64_t{4} << 20;  // read with ordinary calls
+constexpr uint64_t kLargeRead = uint64_t{4} << 20;  // worth following from anywhere
+constexpr uint64_t kGap = uint64_t{1} << 20;        // skipped bytes that still count as in order
 
 }  // namespace
 

@@ -1,11 +1,11 @@
 #include "engine/overwritten_memory.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "base/error.h"
 #include "checkpoint/reader.h"
+#include "engine/stopwatch.h"
 
 namespace ds {
 namespace {
@@ -13,12 +13,6 @@ namespace {
 constexpr int64_t kSharedBytes = int64_t{1} << 20;  // of a thread at a time
 constexpr double kLeastRate = 2e9;                  // bytes per second
 constexpr size_t kTimedBytes = size_t{8} << 20;     // the time for less says nothing
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
 
 // Of what reading the target overwrites; nothing where that is not known.
 std::optional<int64_t> overwritten_bytes(const TensorTarget& target) {
@@ -53,20 +47,20 @@ void OverwrittenMemory::keep(std::span<std::byte> memory) {
   DS_CHECK(memory.size() <= static_cast<size_t>(copies_.size()) - used_, Code::kInternal,
            "more is overwritten than was said");
   pieces_.push_back({memory, used_});
-  const Clock::time_point begin = Clock::now();
+  const Stopwatch watch;
   copy(copies_.data() + used_, memory);
-  seconds_ += seconds_since(begin);
+  seconds_ += watch.seconds();
   used_ += memory.size();
 }
 
 bool OverwrittenMemory::comes_slowly() noexcept {
   constexpr size_t kPage = 4096;
   if (copies_.bytes().size() < kTimedBytes) return false;
-  const Clock::time_point begin = Clock::now();
+  const Stopwatch watch;
   for (size_t at = 0; at < kTimedBytes; at += kPage) {
     *static_cast<volatile std::byte*>(copies_.data() + at) = std::byte{0};
   }
-  return static_cast<double>(kTimedBytes) < kLeastRate * seconds_since(begin);
+  return static_cast<double>(kTimedBytes) < kLeastRate * watch.seconds();
 }
 
 bool OverwrittenMemory::was_slow() noexcept {

@@ -3,12 +3,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <string>
 
 #include "base/text.h"
+#include "engine/stopwatch.h"
 #include "io/buffer.h"
 #include "io/engine.h"
 #include "io/file.h"
@@ -17,15 +17,10 @@
 namespace ds {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 constexpr double kEnough = 0.15;             // seconds that a rate is measured for
 constexpr double kDefaultFarBytes = 1.25e9;  // 10 Gbit/s
 constexpr double kDefaultGpuBytes = 5e11;    // less than that of any GPU for training of late
 constexpr int64_t kMostSide = 2048, kMostRows = 1024;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
 
 // The best of a few runs of `work` per second, after one that does not count.
 template <class Work>
@@ -33,9 +28,9 @@ double best_rate(double work_per_run, const Work& work) {
   work();
   double best = 0, spent = 0;
   for (int run = 0; run < 20 && (spent < kEnough || run < 2); ++run) {
-    const Clock::time_point begin = Clock::now();
+    const Stopwatch watch;
     work();
-    const double seconds = std::max(seconds_since(begin), 1e-9);
+    const double seconds = std::max(watch.seconds(), 1e-9);
     spent += seconds;
     best = std::max(best, work_per_run / seconds);
   }
@@ -144,7 +139,7 @@ void RateMeter::measure_disk(const PlanContext& plan, const std::string& folder)
   io::Buffer buffer(kBytes);
   std::memset(buffer.data(), 1, static_cast<size_t>(kBytes));
   const auto move = [&](bool write) {
-    const Clock::time_point begin = Clock::now();
+    const Stopwatch watch;
     for (int64_t at = 0; at < kBytes; at += kPart) {
       const std::span<std::byte> part(buffer.data() + at, static_cast<size_t>(kPart));
       if (write) {
@@ -154,7 +149,7 @@ void RateMeter::measure_disk(const PlanContext& plan, const std::string& folder)
       }
     }
     engine.wait_all();
-    return static_cast<double>(kBytes) / std::max(seconds_since(begin), 1e-9);
+    return static_cast<double>(kBytes) / std::max(watch.seconds(), 1e-9);
   };
   move(true);
   const double written = move(true), read = move(false);

@@ -1,18 +1,16 @@
 #include "engine/plan_timing.h"
 
 #include <algorithm>
-#include <chrono>
 #include <limits>
 #include <vector>
 
+#include "engine/stopwatch.h"
 #include "models/inputs.h"
 #include "nn/loss.h"
 #include "nn/tape.h"
 
 namespace ds {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kMostTokens = 1024, kMostLength = 2048;
 constexpr int64_t kMostBlock = int64_t{16} << 20;  // elements of a block's weights
@@ -75,9 +73,9 @@ class PassTimer {
     pass(blocks);
     double least = std::numeric_limits<double>::max();
     for (int run = 0; run < 3; ++run) {
-      const Clock::time_point begin = Clock::now();
+      const Stopwatch watch;
       pass(blocks);
-      least = std::min(least, std::chrono::duration<double>(Clock::now() - begin).count());
+      least = std::min(least, watch.seconds());
     }
     return least;
   }

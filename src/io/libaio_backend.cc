@@ -17,8 +17,8 @@ namespace ds::io {
 namespace {
 
 // The second name is that of distributions that have moved to a 64-bit time.
-constexpr const char* kNames[] = {"libaio.so.1", "libaio.so.1t64"};
-constexpr LibraryPlaces kPlaces = {"libaio", "DS_LIBAIO_LIBRARY", kNames};
+constexpr const char* kLibraryNames[] = {"libaio.so.1", "libaio.so.1t64"};
+constexpr LibraryPlaces kPlaces = {"libaio", "DS_LIBAIO_LIBRARY", kLibraryNames};
 
 // The functions of libaio; its structs are those of the kernel. They give negative errnos.
 struct Library {

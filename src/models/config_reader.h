@@ -14,6 +14,8 @@
 
 namespace ds::models {
 
+inline constexpr int64_t kMostExperts = 1 << 16;  // of one layer
+
 class ConfigReader {
  public:
   // `config` must outlive the reader; `where` begins every message.

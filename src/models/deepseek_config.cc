@@ -8,7 +8,6 @@
 namespace ds::models {
 namespace {
 
-constexpr int64_t kMostExperts = 1 << 16;
 constexpr int64_t kMostChannels = int64_t{1} << 22;
 
 // What the families' configuration classes have where a key is absent.

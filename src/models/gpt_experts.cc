@@ -6,8 +6,6 @@
 namespace ds::models {
 namespace {
 
-constexpr int64_t kMostExperts = 1 << 16;
-
 // One number for all layers with experts, or one for each of them.
 std::vector<int64_t> read_counts(const ConfigReader& read, int64_t layers) {
   const int64_t interval = read.count("expert_interval", 2, 10000);

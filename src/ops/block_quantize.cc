@@ -13,10 +13,6 @@ int64_t code_bytes(int bits, int64_t elements) {
   return ((elements * bits + 7) / 8 + kScale - 1) / kScale * kScale;
 }
 
-kernels::FloatType float_type(const Tensor& tensor) {
-  return with_float_type(tensor, []<class T>(T) { return kernels::kFloatType<T>; });
-}
-
 struct Parts {
   uint8_t* codes;
   float* scales;

@@ -1,9 +1,15 @@
 // Argument checks that operators share; every message names the operator and the tensor.
 #pragma once
 
+#include "kernels/float_type.h"
 #include "ops/op.h"
 
 namespace ds::ops {
+
+inline void check_on_cpu(const Op& op) {
+  DS_CHECK(op.ctx.device->kind() == DeviceKind::kCpu, Code::kUnsupported, op,
+           " runs on the CPU, not on ", op.ctx.device->describe());
+}
 
 // A tensor that is there, where the operator runs.
 inline void check_place(const Tensor& tensor, const Op& op, const char* name) {
@@ -64,6 +70,10 @@ auto with_float_type(const Tensor& tensor, const Fn& fn) {
     default:
       return fn(float{});
   }
+}
+
+inline kernels::FloatType float_type(const Tensor& tensor) {
+  return with_float_type(tensor, [](auto type) { return kernels::kFloatType<decltype(type)>; });
 }
 
 }  // namespace ds::ops

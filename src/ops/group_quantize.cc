@@ -7,16 +7,11 @@ namespace ds::ops {
 namespace {
 
 void check_format(const Op& op, const GroupFormat& format) {
-  DS_CHECK(op.ctx.device->kind() == DeviceKind::kCpu, Code::kUnsupported, op,
-           " runs on the CPU, not on ", op.ctx.device->describe());
+  check_on_cpu(op);
   DS_CHECK(format.bits == 8 || format.bits == 4, Code::kInvalidArgument, op,
            ": codes have 8 or 4 bits, not ", format.bits);
   DS_CHECK(format.group >= 2 && format.group % 2 == 0, Code::kInvalidArgument, op, ": a group has ",
            format.group, " elements; an even number is needed");
-}
-
-kernels::FloatType float_type(const Tensor& tensor) {
-  return with_float_type(tensor, []<class T>(T) { return kernels::kFloatType<T>; });
 }
 
 kernels::GroupInput input_of(const Tensor& x, const std::optional<RandomStream>& random) {

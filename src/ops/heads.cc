@@ -9,14 +9,13 @@ namespace {
 
 // What `split` [P, B, H, T, D] and `packed` [B, T, P * H * D] say together.
 kernels::HeadShape shape_of(const Op& op, const Tensor& split, const Tensor& packed) {
-  DS_CHECK(op.ctx.device->kind() == DeviceKind::kCpu, Code::kUnsupported, op,
-           " runs on the CPU, not on ", op.ctx.device->describe());
+  check_on_cpu(op);
   check_dense_float(split, op, "the split tensor");
   check_dense(packed, op, "the packed tensor", split.dtype());
   DS_CHECK(split.dims() == 5, Code::kInvalidArgument, op, ": the split tensor has shape ",
            split.shape().text(), "; [parts, batch, heads, tokens, size] is needed");
   kernels::HeadShape shape;
-  shape.type = with_float_type(split, []<class T>(T) { return kernels::kFloatType<T>; });
+  shape.type = float_type(split);
   shape.parts = split.size(0);
   shape.batch = split.size(1);
   shape.heads = split.size(2);

@@ -12,11 +12,6 @@
 namespace ds::ops {
 namespace {
 
-void check_on_cpu(const Op& op) {
-  DS_CHECK(op.ctx.device->kind() == DeviceKind::kCpu, Code::kUnsupported, op,
-           " runs on the CPU, not on ", op.ctx.device->describe());
-}
-
 // What `keys` [B, T, H, plain + turning], `expanded` [B, T, H, more] and `shared` [B, T, turning]
 // say together.
 kernels::LatentKeys shape_of(const Op& op, const Tensor& expanded, const Tensor& shared,
@@ -32,7 +27,7 @@ kernels::LatentKeys shape_of(const Op& op, const Tensor& expanded, const Tensor&
       expanded.shape().text(), " and shared of shape ", shared.shape().text(),
       " must be [batch, tokens, heads, channels] twice and [batch, tokens, channels] of one type");
   kernels::LatentKeys s;
-  s.type = with_float_type(keys, []<class T>(T) { return kernels::kFloatType<T>; });
+  s.type = float_type(keys);
   s.tokens = keys.size(0) * keys.size(1);
   s.heads = keys.size(2);
   s.turning = shared.size(2);

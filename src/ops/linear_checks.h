@@ -1,14 +1,9 @@
 // Checks that the products of few rows and of quantised weights share.
 #pragma once
 
-#include "kernels/float_type.h"
 #include "ops/checks.h"
 
 namespace ds::ops {
-
-inline kernels::FloatType float_type(const Tensor& tensor) {
-  return with_float_type(tensor, [](auto type) { return kernels::kFloatType<decltype(type)>; });
-}
 
 inline int64_t row_count(const Tensor& x) {
   int64_t rows = 1;  // not elements / columns: columns may be 0

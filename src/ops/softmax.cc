@@ -9,11 +9,6 @@
 namespace ds::ops {
 namespace {
 
-void check_on_cpu(const Op& op) {
-  DS_CHECK(op.ctx.device->kind() == DeviceKind::kCpu, Code::kUnsupported, op,
-           " runs on the CPU, not on ", op.ctx.device->describe());
-}
-
 void check_dims(const Tensor& x, const Op& op) {
   DS_CHECK(x.dims() >= 1 && x.dims() <= 4, Code::kInvalidArgument, op, ": x has shape ",
            x.shape().text(), "; 1 to 4 dimensions are needed, the last two queries and keys");
@@ -46,10 +41,6 @@ void set_mask(const Op& op, const Tensor& x, const Tensor& mask, kernels::Softma
            x.shape().text(),
            "; as many dimensions are needed, each as long or 1, the last as long");
   call.mask = mask.data<uint8_t>();
-}
-
-kernels::FloatType float_type(const Tensor& tensor) {
-  return with_float_type(tensor, []<class T>(T) { return kernels::kFloatType<T>; });
 }
 
 }  // namespace

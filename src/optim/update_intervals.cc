@@ -8,11 +8,10 @@
 namespace ds::optim {
 namespace {
 
-constexpr const char* kWhat = "the checkpoint's ZenFlow state";
 constexpr int64_t kMost = int64_t{1} << 53;
 
 double finite(const Json& value) {
-  DS_CHECK(value.is_number() && std::isfinite(value.get<double>()), Code::kCorrupt, kWhat,
+  DS_CHECK(value.is_number() && std::isfinite(value.get<double>()), Code::kCorrupt, kSavedZenFlow,
            " holds a sum that is no number");
   return value.get<double>();
 }
@@ -71,16 +70,17 @@ UpdateIntervals UpdateIntervals::read(const Json& saved) const {
   UpdateIntervals out = *this;
   out.restart(0);
   const auto count = [&](const char* key) {
-    return as_integer(need_field(saved, key, kWhat), 0, kMost, str_cat(kWhat, ": ", key));
+    return as_integer(need_field(saved, key, kSavedZenFlow), 0, kMost,
+                      str_cat(kSavedZenFlow, ": ", key));
   };
   out.updates_ = count("updates");
   out.waiting_ = count("waiting");
   out.since_choice_ = count("since_choice");
-  const Json& sums = need_field(saved, "magnitudes", kWhat);
-  DS_CHECK(sums.is_array(), Code::kCorrupt, kWhat, " has no list of magnitudes");
+  const Json& sums = need_field(saved, "magnitudes", kSavedZenFlow);
+  DS_CHECK(sums.is_array(), Code::kCorrupt, kSavedZenFlow, " has no list of magnitudes");
   // A run with another update_interval has none, or needs none.
   for (size_t i = 0; i < std::min(sums.size(), out.matrices_.size()); ++i) {
-    DS_CHECK(sums[i].is_array() && sums[i].size() == 2, Code::kCorrupt, kWhat,
+    DS_CHECK(sums[i].is_array() && sums[i].size() == 2, Code::kCorrupt, kSavedZenFlow,
              " has magnitudes that are no pair");
     out.matrices_[i].chosen = finite(sums[i][0]);
     out.matrices_[i].other = finite(sums[i][1]);

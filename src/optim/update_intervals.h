@@ -10,6 +10,9 @@
 
 namespace ds::optim {
 
+// How messages name what a checkpoint says of ZenFlow.
+inline constexpr const char* kSavedZenFlow = "the checkpoint's ZenFlow state";
+
 class UpdateIntervals {
  public:
   // Of so many matrices.

@@ -15,7 +15,6 @@ namespace {
 constexpr kernels::UpdateRule kRule = kernels::UpdateRule::kAdam;
 constexpr const char* kWaitingState = "waiting_gradient";
 constexpr const char* kNextState = "next_weight";
-constexpr const char* kWhat = "the checkpoint's ZenFlow state";
 // Elements that are worked on at a time, which bounds the memory for packed ones.
 constexpr int64_t kMostElements = int64_t{1} << 20;
 
@@ -61,7 +60,7 @@ FlatTensors without_kept(const FlatTensors& tensors) {
 
 // Null before the first choice.
 Json columns_of(const Json& saved) {
-  const Json* const columns = find_field(saved, "columns", kWhat);
+  const Json* const columns = find_field(saved, "columns", kSavedZenFlow);
   return columns == nullptr ? Json() : *columns;
 }
 
@@ -693,7 +692,7 @@ Json ZenFlow::save() const {
 void ZenFlow::check_saved(const Json& saved) const {
   if (saved.is_null()) return;
   static_cast<void>(intervals_.read(saved));
-  const bool ready = bool_field(saved, "next_ready", false, kWhat);
+  const bool ready = bool_field(saved, "next_ready", false, kSavedZenFlow);
   DS_CHECK(!ready || options_.overlap_step, Code::kConfig,
            "the checkpoint holds an update of zenflow.overlap_step that waits to be taken; load "
            "it with overlap_step true");
@@ -710,11 +709,12 @@ void ZenFlow::restore(const Json& saved) {
   }
   intervals_ = intervals_.read(saved);
   choice_ = choice_.read(columns_of(saved));
-  next_ready_ = bool_field(saved, "next_ready", false, kWhat);
+  next_ready_ = bool_field(saved, "next_ready", false, kSavedZenFlow);
 }
 
 bool ZenFlow::may_lack(const std::string& state, const Json& saved) const {
-  if (state == kNextState) return saved.is_null() || !bool_field(saved, "next_ready", false, kWhat);
+  if (state == kNextState)
+    return saved.is_null() || !bool_field(saved, "next_ready", false, kSavedZenFlow);
   return state == kWaitingState && (saved.is_null() || intervals_.read(saved).waiting() == 0);
 }
 

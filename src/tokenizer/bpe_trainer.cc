@@ -17,11 +17,6 @@ namespace {
 // A longer word (text without blanks) is cut: a merge visits every word that has the pair whole.
 constexpr size_t kMaxWordBytes = 4096;
 
-struct StringHash {
-  using is_transparent = void;
-  size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
-};
-
 struct Word {
   std::vector<uint32_t> symbols;
   int64_t count = 0;
@@ -223,6 +218,11 @@ void Merger::write(BpeModelSpec& model) const {
 struct BpeTrainer::State {
   explicit State(const BpeTrainerOptions& options)
       : tokenizer(base_spec(options), "tokenizer training") {}
+
+  struct StringHash {
+    using is_transparent = void;
+    size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
+  };
 
   PipelineTokenizer tokenizer;  // without merges, for its pre-tokenizer and byte ids
   // Distinct words in order of first appearance, so that nothing depends on hashing.

@@ -77,10 +77,12 @@ StorePtr attempt(const std::string& host, int port, const StoreJob& job, int ran
     why = failure;
     return nullptr;
   }
-  const Hello hello{kMagic, job_hash(job.name), rank, job.world, new_nonce()};
+  const store_wire::Hello hello{store_wire::kMagic, job_hash(job.name), rank, job.world,
+                                new_nonce()};
   Challenge challenge{};
   if (!socket->send_all(&hello, sizeof(hello), end) ||
-      !socket->receive_all(&challenge, sizeof(challenge), end) || challenge.magic != kMagic) {
+      !socket->receive_all(&challenge, sizeof(challenge), end) ||
+      challenge.magic != store_wire::kMagic) {
     why = str_cat("what listens on port ", port, " is no rank 0 of this version of ds");
     return nullptr;
   }
@@ -92,7 +94,7 @@ StorePtr attempt(const std::string& host, int port, const StoreJob& job, int ran
   const Proof proof = session.client_proof();
   Welcome welcome{};
   if (!socket->send_all(&proof, sizeof(proof), end) ||
-      !socket->receive_all(&welcome, sizeof(welcome), end) || welcome.magic != kMagic) {
+      !socket->receive_all(&welcome, sizeof(welcome), end) || welcome.magic != store_wire::kMagic) {
     why = str_cat("what listens on port ", port, " broke off");
     return nullptr;
   }
