@@ -34,7 +34,7 @@ def main(argv):
     bad = 0
     for name in shared:
         (source, words), (_, other) = of_plain[name], of_cuda[name]
-        path = pathlib.Path(source).as_posix().removeprefix(f"{root.as_posix()}/")
+        path = pathlib.Path(source).as_posix().removeprefix(f"{plain.as_posix()}/").removeprefix(f"{root.as_posix()}/")
         if words != other and not path.startswith(MAY_DIFFER):
             bad += 1
             print(f"{path}: with CUDA also {[w for w in other if w not in words]}, "

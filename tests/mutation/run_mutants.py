@@ -358,7 +358,8 @@ def options_of(arguments):
     parser.add_argument("--again", action="store_true",
                         help="those that survived the last run, and those not tried in it")
     parser.add_argument("--rest", action="store_true", help="with --again: only those not tried in the last run")
-    parser.add_argument("--compile-commands", default=ROOT / "build/dev", help="the build tree that describes the sources")
+    parser.add_argument("--compile-commands", default=ROOT / "build/dev/sources",
+                        help="a folder with the command of each source, as scripts/compile-commands writes it")
     return parser.parse_args(arguments)
 
 
