@@ -15,6 +15,7 @@
 #include "files.h"
 #include "format.h"
 #include "inference_weights.h"
+#include "median.h"
 #include "model_files.h"
 #include "run_config.h"
 
@@ -24,7 +25,7 @@ namespace {
 constexpr int64_t kDefaultLength = 1024;
 constexpr int64_t kSeed = 1234;
 
-struct Options {
+struct BenchOptions {
   std::string model = "gpt2-124m";
   std::string config;
   std::optional<int64_t> threads;
@@ -45,13 +46,6 @@ double now() {
 }
 
 // The middle one; of an even number the mean of the two in the middle.
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  const size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
-
 double spread(const std::vector<double>& values) {
   const auto [low, high] = std::minmax_element(values.begin(), values.end());
   return values.empty() ? 0 : *high - *low;
@@ -97,7 +91,7 @@ libds::Model open_model(const std::string& name) {
 }
 
 // The configuration of the engine with what the command line says instead.
-RunConfig engine_config(const Options& o) {
+RunConfig engine_config(const BenchOptions& o) {
   ConfigOptions given;
   given.path = o.config;
   given.threads = o.threads;
@@ -131,7 +125,7 @@ void train_step(libds::Engine& engine, const libds::Tensor& ids, const libds::Te
   times.whole.push_back(now() - begin);
 }
 
-Json bench_training(const Options& o, libds::Model& model, const Json& model_config,
+Json bench_training(const BenchOptions& o, libds::Model& model, const Json& model_config,
                     int64_t length) {
   const RunConfig config = engine_config(o);
   libds::Engine engine(config.text, model, nullptr, config.options);
@@ -167,7 +161,8 @@ Json bench_training(const Options& o, libds::Model& model, const Json& model_con
   return out;
 }
 
-Json bench_generation(const Options& o, libds::Generator& generator, const Json& model_config) {
+Json bench_generation(const BenchOptions& o, libds::Generator& generator,
+                      const Json& model_config) {
   const int64_t positions = model_positions(model_config);
   int64_t prompt = o.prompt;
   if (positions > 0) prompt = std::clamp<int64_t>(prompt, 1, std::max<int64_t>(positions / 2, 1));
@@ -243,7 +238,7 @@ void refuse_ranks() {
   }
 }
 
-int run(const Options& o) {
+int run_bench(const BenchOptions& o) {
   refuse_ranks();
   if (o.threads) limit_cpus(*o.threads);
   libds::Model model = open_model(o.model);
@@ -277,8 +272,8 @@ int run(const Options& o) {
 
 void add_bench(CLI::App& app, Action& action) {
   CLI::App* sub = app.add_subcommand("bench", "Measure the speed of training and generation");
-  auto options = std::make_shared<Options>();
-  Options& o = *options;
+  auto options = std::make_shared<BenchOptions>();
+  BenchOptions& o = *options;
   std::string names;
   for (const std::string& name : bench_model_names()) names += (names.empty() ? "" : ", ") + name;
   sub->add_option("--model", o.model, "config.json, folder with weights, or one of " + names)
@@ -314,7 +309,7 @@ void add_bench(CLI::App& app, Action& action) {
   const CLI::App* comm = add_bench_comm(*sub, action);
   const CLI::App* io = add_bench_io(*sub, action);
   sub->callback([&action, options, comm, io] {
-    if (!comm->parsed() && !io->parsed()) action = [options] { return run(*options); };
+    if (!comm->parsed() && !io->parsed()) action = [options] { return run_bench(*options); };
   });
 }
 

@@ -8,6 +8,7 @@
 #include "command.h"
 #include "files.h"
 #include "format.h"
+#include "median.h"
 
 namespace tool {
 namespace {
@@ -25,12 +26,6 @@ struct Row {
   double seconds;
   double bus_share;  // of the algorithm's bandwidth
 };
-
-double median(std::vector<double> times) {
-  std::nth_element(times.begin(), times.begin() + static_cast<ptrdiff_t>(times.size() / 2),
-                   times.end());
-  return times[times.size() / 2];
-}
 
 template <class Fn>
 double time_of(libds::Comm& comm, int64_t repeats, const Fn& fn) {
@@ -70,7 +65,7 @@ std::vector<Row> measure(libds::Comm& comm, const CommOptions& o) {
   return rows;
 }
 
-int run(const CommOptions& o) {
+int run_bench_comm(const CommOptions& o) {
   libds::Comm comm(-1, -1, o.config);
   const std::vector<Row> rows = measure(comm, o);
   if (comm.rank() == 0) {
@@ -122,7 +117,7 @@ CLI::App* add_bench_comm(CLI::App& bench, Action& action) {
                   "communication options as JSON (docs/communication.md)")
       ->type_name("JSON");
   sub->add_flag("--json", options->json, "print JSON");
-  sub->callback([&action, options] { action = [options] { return run(*options); }; });
+  sub->callback([&action, options] { action = [options] { return run_bench_comm(*options); }; });
   return sub;
 }
 

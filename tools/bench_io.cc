@@ -267,7 +267,7 @@ int run_sweep(const IoOptions& o) {
   return kDone;
 }
 
-int run(const IoOptions& given) {
+int run_bench_io(const IoOptions& given) {
   IoOptions o = given;
   if (o.gpu) throw UsageError("--gpu: files are moved from and to host memory only");
   if (o.sweep && o.no_read && o.no_write)
@@ -348,7 +348,7 @@ CLI::App* add_bench_io(CLI::App& bench, Action& action) {
   sub->callback([&action, options, sub] {
     if (options->sweep && sub->count("--loops") == 0) options->loops = 1;
     if (options->sweep && sub->count("--warmup-loops") == 0) options->warmup_loops = 0;
-    action = [options] { return run(*options); };
+    action = [options] { return run_bench_io(*options); };
   });
   return sub;
 }

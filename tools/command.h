@@ -5,29 +5,13 @@
 #include <CLI/Config.hpp>
 #include <charconv>
 #include <functional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "ds.hpp"
+#include "failure.h"
 
 namespace tool {
-
-// Exit statuses; docs/cli.md promises them.
-constexpr int kDone = 0;
-constexpr int kFailed = 1;
-constexpr int kUsage = 2;
-constexpr int kSignalBase = 128;  // plus the number of the signal: 130 after Ctrl-C
-
-// The run failed; the text is the whole message.
-struct Failure : std::runtime_error {
-  using runtime_error::runtime_error;
-};
-
-// The command line is wrong in a way that the parser alone cannot see.
-struct UsageError : std::runtime_error {
-  using runtime_error::runtime_error;
-};
 
 // What main() runs after the command line was read; gives the exit status.
 using Action = std::function<int()>;

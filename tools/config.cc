@@ -13,7 +13,7 @@
 namespace tool {
 namespace {
 
-struct Options {
+struct ConfigOptions {
   std::string document;
   std::string model;
   std::string device = "cpu";
@@ -54,7 +54,7 @@ void print_origin(const Json& check, const char* origin, const char* title) {
   }
 }
 
-void print_check(const Json& check, const Options& o) {
+void print_check(const Json& check, const ConfigOptions& o) {
   print_group(check, "error", "errors");
   print_group(check, "auto", "\"auto\" that nobody resolves");
   print_group(check, "missing_feature", "not in this build");
@@ -78,7 +78,7 @@ void print_check(const Json& check, const Options& o) {
             << (o.world ? "" : ", which its batch sizes fit") << "\n";
 }
 
-int run(const Options& o) {
+int run_config(const ConfigOptions& o) {
   Json how = read_options_document(o.reading);
   how["require_optimizer"] = true;
   how["device"] = o.device;
@@ -106,8 +106,8 @@ int run(const Options& o) {
 void add_check(CLI::App& parent, Action& action) {
   CLI::App* sub = parent.add_subcommand(
       "check", "List everything that is wrong with a configuration, and what it resolves to");
-  auto options = std::make_shared<Options>();
-  Options& o = *options;
+  auto options = std::make_shared<ConfigOptions>();
+  ConfigOptions& o = *options;
   sub->add_option("document", o.document, "DeepSpeed configuration; - is standard input")
       ->type_name("DS_CONFIG.json")
       ->required();
@@ -132,7 +132,7 @@ void add_check(CLI::App& parent, Action& action) {
       ->capture_default_str();
   add_read_options(*sub, o.reading);
   sub->add_flag("--json", o.json, "print JSON");
-  sub->callback([&action, options] { action = [options] { return run(*options); }; });
+  sub->callback([&action, options] { action = [options] { return run_config(*options); }; });
 }
 
 void add_schema(CLI::App& parent, Action& action) {

@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Options {
+struct ConvertOptions {
   std::string input;
   std::string output;
   std::string to = "safetensors";
@@ -28,7 +28,7 @@ struct Options {
 };
 
 // Nothing is lost by accident: what is there stays unless --force says otherwise.
-void check_output(const Options& o) {
+void check_output(const ConvertOptions& o) {
   std::error_code error;
   const auto status = fs::status(o.output, error);
   if (!fs::exists(status)) return;
@@ -40,7 +40,7 @@ void check_output(const Options& o) {
   }
 }
 
-void check_options(const Options& o) {
+void check_options(const ConvertOptions& o) {
   if (o.to != "safetensors" && !o.max_shard_size.empty()) {
     throw UsageError("--max-shard-size belongs to --to safetensors");
   }
@@ -52,7 +52,7 @@ void check_options(const Options& o) {
   }
 }
 
-void write_checkpoint(libds::Model& model, const std::string& source, const Options& o) {
+void write_checkpoint(libds::Model& model, const std::string& source, const ConvertOptions& o) {
   model.save(o.output);
   const Json saved = parse_json(libds::inspect_checkpoint(o.output, "weights"), "the checkpoint");
   std::string line = "wrote " + o.output + ": checkpoint weights of " +
@@ -61,7 +61,7 @@ void write_checkpoint(libds::Model& model, const std::string& source, const Opti
   std::cout << line << "\n";
 }
 
-int run(const Options& o) {
+int run_convert(const ConvertOptions& o) {
   check_options(o);
   check_output(o);
   const std::string source = source_folder(o.input, o.tag);
@@ -96,8 +96,8 @@ int run(const Options& o) {
 void add_to(CLI::App& app, Action& action, const char* name, const char* description,
             const char* adapter_option, bool kinds) {
   CLI::App* sub = app.add_subcommand(name, description);
-  auto options = std::make_shared<Options>();
-  Options& o = *options;
+  auto options = std::make_shared<ConvertOptions>();
+  ConvertOptions& o = *options;
   sub->add_option("input", o.input, "checkpoint or Hugging Face folder")
       ->type_name("INPUT")
       ->required();
@@ -125,7 +125,7 @@ void add_to(CLI::App& app, Action& action, const char* name, const char* descrip
   sub->add_option(adapter_option, o.adapter, "put this PEFT adapter onto INPUT first")
       ->type_name("DIR");
   sub->add_flag("--force", o.force, "write into a folder that is not empty");
-  sub->callback([&action, options] { action = [options] { return run(*options); }; });
+  sub->callback([&action, options] { action = [options] { return run_convert(*options); }; });
 }
 
 }  // namespace

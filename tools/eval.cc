@@ -27,7 +27,7 @@ constexpr int64_t kMostRows = 16;
 constexpr int64_t kLongestDefault = 1024;
 constexpr double kLargestExponent = 20;  // of a perplexity, so that a bad model's can be printed
 
-struct Options {
+struct EvalOptions {
   std::string model;
   std::string data;
   std::string task = "perplexity";
@@ -47,7 +47,7 @@ double perplexity_of(double loss) { return std::exp(std::min(kLargestExponent, l
 class Evaluation {
  public:
   // `comm`: ranks that share the model's experts; each scores a part of the passages.
-  Evaluation(const Options& options, libds::Comm& comm);
+  Evaluation(const EvalOptions& options, libds::Comm& comm);
 
   // The same on every rank.
   Json run();
@@ -58,7 +58,7 @@ class Evaluation {
   void score(const std::vector<Passage>& passages, const Prediction& prediction);
   std::vector<double> sum_over_ranks(const std::vector<double>& numbers);
 
-  const Options& o_;
+  const EvalOptions& o_;
   libds::Comm& comm_;
   libds::Generator generator_;
   libds::Tokenizer tokenizer_;
@@ -66,7 +66,7 @@ class Evaluation {
   int64_t batch_ = 0;
 };
 
-Evaluation::Evaluation(const Options& options, libds::Comm& comm) : o_(options), comm_(comm) {
+Evaluation::Evaluation(const EvalOptions& options, libds::Comm& comm) : o_(options), comm_(comm) {
   libds::Model model = libds::Model::open(options.model);
   const Json config = parse_json(model.config(), "the model's configuration");
   const std::string type =
@@ -220,7 +220,7 @@ std::string line_of(const Json& result) {
   return out;
 }
 
-int run(const Options& o) {
+int run_eval(const EvalOptions& o) {
   libds::Comm comm = make_comm(o.weights);
   const Json result = Evaluation(o, comm).run();
   if (comm.rank() == 0) std::cout << (o.json ? result.dump(2) : line_of(result)) << "\n";
@@ -232,8 +232,8 @@ int run(const Options& o) {
 
 void add_eval(CLI::App& app, Action& action) {
   CLI::App* sub = app.add_subcommand("eval", "Measure how well a model predicts a file");
-  auto options = std::make_shared<Options>();
-  Options& o = *options;
+  auto options = std::make_shared<EvalOptions>();
+  EvalOptions& o = *options;
   sub->add_option("model", o.model, "folder with weights: Hugging Face or a checkpoint")
       ->type_name("MODEL")
       ->required();
@@ -271,7 +271,7 @@ void add_eval(CLI::App& app, Action& action) {
   add_comm_option(*sub, o.weights);
   sub->add_flag("--special", o.special, "add the tokens of the tokenizer's template");
   sub->add_flag("--json", o.json, "print JSON");
-  sub->callback([&action, options] { action = [options] { return run(*options); }; });
+  sub->callback([&action, options] { action = [options] { return run_eval(*options); }; });
 }
 
 }  // namespace tool

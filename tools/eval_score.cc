@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "command.h"
+#include "ds.hpp"
+#include "failure.h"
 #include "format.h"
 
 namespace tool {

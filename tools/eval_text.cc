@@ -6,8 +6,9 @@
 #include <sstream>
 
 #include "blanks.h"
-#include "command.h"
 #include "detokenize.h"
+#include "ds.hpp"
+#include "failure.h"
 #include "files.h"
 #include "format.h"
 

@@ -6,7 +6,8 @@
 #include <filesystem>
 #include <memory>
 
-#include "command.h"
+#include "ds.hpp"
+#include "failure.h"
 
 namespace tool {
 namespace {

@@ -9,13 +9,13 @@
 namespace tool {
 namespace {
 
-struct Rank {
+struct LoraRank {
   int64_t r = 0;
   double alpha = 0;
 };
 
-std::optional<Rank> parse_rank(const std::string& text) {
-  Rank out;
+std::optional<LoraRank> parse_lora_rank(const std::string& text) {
+  LoraRank out;
   const char* const end = text.data() + text.size();
   const auto [at, error] = std::from_chars(text.data(), end, out.r);
   if (error != std::errc() || out.r < 1 || out.r > 65536) return std::nullopt;
@@ -24,11 +24,11 @@ std::optional<Rank> parse_rank(const std::string& text) {
   if (*at != ':') return std::nullopt;
   const auto [last, alpha_error] = std::from_chars(at + 1, end, out.alpha);
   const bool good = alpha_error == std::errc() && last == end && std::isfinite(out.alpha);
-  return good && out.alpha > 0 ? std::optional<Rank>(out) : std::nullopt;
+  return good && out.alpha > 0 ? std::optional<LoraRank>(out) : std::nullopt;
 }
 
 Json lora_options(const FineTuneOptions& o) {
-  const Rank rank = *parse_rank(o.lora);
+  const LoraRank rank = *parse_lora_rank(o.lora);
   Json out = {{"r", rank.r}, {"lora_alpha", rank.alpha}};
   out["target_modules"] = o.lora_targets.empty() ? Json("all-linear") : Json(o.lora_targets);
   if (o.lora_dropout) out["lora_dropout"] = *o.lora_dropout;
@@ -48,7 +48,7 @@ void with_option(const std::string& option, const std::function<void()>& call) {
 
 CLI::Validator lora_rank() {
   return {[](std::string& text) {
-            return parse_rank(text)
+            return parse_lora_rank(text)
                        ? std::string()
                        : "'" + text + "' is no rank from 1 to 65536; write R or R:ALPHA, as 8:16";
           },

@@ -2,12 +2,12 @@
 // run finds the same ones again.
 #pragma once
 
-#include <CLI/App.hpp>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "cli_fwd.h"
 #include "ds.hpp"
 #include "format.h"
 

@@ -6,7 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "command.h"
+#include "ds.hpp"
+#include "failure.h"
 
 namespace tool {
 

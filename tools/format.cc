@@ -6,7 +6,8 @@
 #include <cstdio>
 #include <vector>
 
-#include "command.h"
+#include "ds.hpp"
+#include "failure.h"
 
 namespace tool {
 namespace {

@@ -22,7 +22,7 @@
 namespace tool {
 namespace {
 
-struct Options {
+struct GenerateOptions {
   std::string model;
   std::string prompt;
   std::string prompts;  // a file with a prompt in each line; empty = one prompt
@@ -114,7 +114,7 @@ struct Prompts {
   std::vector<std::vector<int32_t>> ids;
 };
 
-Prompts read_prompts(const Options& o, const libds::Model& model) {
+Prompts read_prompts(const GenerateOptions& o, const libds::Model& model) {
   Prompts prompts;
   prompts.tokenizer = tokenizer_for(o.tokenizer, o.model, model);
   if (o.prompts.empty()) {
@@ -137,7 +137,7 @@ Prompts read_prompts(const Options& o, const libds::Model& model) {
   return prompts;
 }
 
-libds::GenerateOptions how_to(const Options& o, const libds::Tokenizer& tokenizer) {
+libds::GenerateOptions how_to(const GenerateOptions& o, const libds::Tokenizer& tokenizer) {
   libds::GenerateOptions how;
   how.max_tokens = o.max_tokens;
   how.temperature = o.temperature;
@@ -160,7 +160,7 @@ void print_stats(const libds::Generator& generator, int64_t tokens, Clock::time_
 }
 
 // Prints the text and its continuation.
-int continue_text(const Options& o, libds::Generator& generator, const Prompts& prompts) {
+int continue_text(const GenerateOptions& o, libds::Generator& generator, const Prompts& prompts) {
   const std::string& text = prompts.texts.front();
   if (!o.no_prompt) {
     std::fwrite(text.data(), 1, text.size(), stdout);
@@ -193,7 +193,7 @@ int continue_text(const Options& o, libds::Generator& generator, const Prompts& 
 }
 
 // Prints each text as a line of JSON, in the order of the prompts.
-int continue_texts(const Options& o, libds::Generator& generator, const Prompts& prompts) {
+int continue_texts(const GenerateOptions& o, libds::Generator& generator, const Prompts& prompts) {
   const SignalWatch signals(SignalWatch::Loop::kEnds);
   std::vector<TokenText> streams(prompts.ids.size(), TokenText(prompts.tokenizer, o.stops));
   std::vector<std::string> texts(prompts.ids.size());
@@ -233,7 +233,7 @@ int serve_text(libds::Generator& generator) {
   return signals.stop() != 0 ? kSignalBase + signals.stop() : kDone;
 }
 
-int run(const Options& o) {
+int run_generate(const GenerateOptions& o) {
   libds::Comm comm = make_comm(o.weights);
   libds::Model model = libds::Model::open(o.model);
   Prompts prompts;
@@ -255,8 +255,8 @@ int run(const Options& o) {
 
 void add_generate(CLI::App& app, Action& action) {
   CLI::App* sub = app.add_subcommand("generate", "Continue a prompt");
-  auto options = std::make_shared<Options>();
-  Options& o = *options;
+  auto options = std::make_shared<GenerateOptions>();
+  GenerateOptions& o = *options;
   sub->add_option("--model", o.model, "folder with weights: Hugging Face or a checkpoint")
       ->type_name("FOLDER")
       ->required();
@@ -308,7 +308,7 @@ void add_generate(CLI::App& app, Action& action) {
                 "file to standard error");
   sub->callback([&action, options, prompt, prompts] {
     if (prompt->empty() && prompts->empty()) throw CLI::RequiredError("--prompt or --prompts");
-    action = [options] { return run(*options); };
+    action = [options] { return run_generate(*options); };
   });
 }
 

@@ -3,11 +3,11 @@
 // --comm-config of what runs a model without training it.
 #pragma once
 
-#include <CLI/App.hpp>
 #include <cstdint>
 #include <optional>
 #include <string>
 
+#include "cli_fwd.h"
 #include "ds.hpp"
 
 namespace tool {

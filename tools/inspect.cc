@@ -9,7 +9,7 @@
 namespace tool {
 namespace {
 
-struct Options {
+struct InspectOptions {
   std::string checkpoint;
   std::string tag;
   bool verify = false;
@@ -51,7 +51,7 @@ std::string for_people(Json document) {
   return out + "\n";
 }
 
-int run(const Options& o) {
+int run_inspect(const InspectOptions& o) {
   const Json document =
       parse_json(libds::inspect_checkpoint(o.checkpoint, o.tag), "the checkpoint's description");
   std::cout << (o.json ? document.dump(2) + "\n" : for_people(document));
@@ -67,8 +67,8 @@ int run(const Options& o) {
 
 void add_inspect(CLI::App& app, Action& action) {
   CLI::App* sub = app.add_subcommand("inspect", "Show what a checkpoint holds");
-  auto options = std::make_shared<Options>();
-  Options& o = *options;
+  auto options = std::make_shared<InspectOptions>();
+  InspectOptions& o = *options;
   sub->add_option("checkpoint", o.checkpoint, "folder that `ds train --save` wrote")
       ->type_name("CHECKPOINT")
       ->required();
@@ -76,7 +76,7 @@ void add_inspect(CLI::App& app, Action& action) {
       ->type_name("NAME");
   sub->add_flag("--verify", o.verify, "read every byte and compare checksums");
   sub->add_flag("--json", o.json, "print JSON");
-  sub->callback([&action, options] { action = [options] { return run(*options); }; });
+  sub->callback([&action, options] { action = [options] { return run_inspect(*options); }; });
 }
 
 }  // namespace tool

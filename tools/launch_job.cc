@@ -14,7 +14,8 @@
 #include <optional>
 #include <utility>
 
-#include "command.h"
+#include "ds.hpp"
+#include "failure.h"
 #include "format.h"
 #include "process_tree.h"
 

@@ -11,7 +11,8 @@
 #include <cstring>
 #include <string_view>
 
-#include "command.h"
+#include "ds.hpp"
+#include "failure.h"
 
 namespace tool {
 namespace {

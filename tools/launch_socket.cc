@@ -9,7 +9,8 @@
 #include <cerrno>
 #include <cstring>
 
-#include "command.h"
+#include "ds.hpp"
+#include "failure.h"
 #include "format.h"
 
 namespace tool {

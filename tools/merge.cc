@@ -14,7 +14,7 @@
 namespace tool {
 namespace {
 
-struct Options {
+struct MergeOptions {
   std::vector<std::string> inputs;
   std::string output;
 };
@@ -37,7 +37,7 @@ std::vector<std::string> prefixes_in(const std::string& folder) {
   return out;
 }
 
-int run(const Options& o) {
+int run_merge(const MergeOptions& o) {
   std::vector<std::string> inputs;
   for (const std::string& input : o.inputs) {
     if (!folder_exists(input)) {
@@ -59,8 +59,8 @@ int run(const Options& o) {
 
 void add_merge(CLI::App& app, Action& action) {
   CLI::App* sub = app.add_subcommand("merge", "Join data sets of tokens");
-  auto options = std::make_shared<Options>();
-  Options& o = *options;
+  auto options = std::make_shared<MergeOptions>();
+  MergeOptions& o = *options;
   sub->add_option("inputs", o.inputs,
                   "prefixes of .bin and .idx files, in this order; of a folder all that it holds, "
                   "by name")
@@ -69,7 +69,7 @@ void add_merge(CLI::App& app, Action& action) {
   sub->add_option("--output", o.output, "write PREFIX.bin and PREFIX.idx")
       ->type_name("PREFIX")
       ->required();
-  sub->callback([&action, options] { action = [options] { return run(*options); }; });
+  sub->callback([&action, options] { action = [options] { return run_merge(*options); }; });
 }
 
 }  // namespace tool

@@ -13,7 +13,8 @@
 #include <iostream>
 #include <utility>
 
-#include "command.h"
+#include "ds.hpp"
+#include "failure.h"
 #include "format.h"
 #include "progress.h"
 

@@ -2,12 +2,12 @@
 // large, and what lies there afterwards.
 #pragma once
 
-#include <CLI/App.hpp>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "cli_fwd.h"
 #include "ds.hpp"
 #include "format.h"
 

@@ -1,5 +1,6 @@
 #include "nearest.h"
 
+#include <CLI/App.hpp>
 #include <algorithm>
 #include <utility>
 

@@ -1,9 +1,10 @@
 // What somebody who mistyped an option or a subcommand probably meant.
 #pragma once
 
-#include <CLI/App.hpp>
 #include <string>
 #include <vector>
+
+#include "cli_fwd.h"
 
 namespace tool {
 

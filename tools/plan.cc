@@ -13,7 +13,7 @@
 namespace tool {
 namespace {
 
-struct Options {
+struct PlanOptions {
   std::string model;
   std::string config;
   std::optional<double> parameters;
@@ -32,13 +32,13 @@ struct Options {
   bool json = false;
 };
 
-std::string model_of(const Options& o) {
+std::string model_of(const PlanOptions& o) {
   if (o.parameters) return Json{{"parameters", *o.parameters}, {"layers", o.layers}}.dump();
   return read_text(folder_exists(o.model) ? o.model + "/config.json" : o.model);
 }
 
 // The options document of the library.
-Json library_options(const Options& o) {
+Json library_options(const PlanOptions& o) {
   Json options = read_options_document(o.reading);
   if (o.micro_batch) {
     options["set"]["/train_batch_size"] = nullptr;  // follows from the others
@@ -123,7 +123,7 @@ void print_fit(const Json& fit) {
             << fit["config"].dump(2) << "\n";
 }
 
-int run(const Options& o) {
+int run_plan(const PlanOptions& o) {
   // With --parameters there is no model, and the first argument is the configuration.
   const bool shifted = o.parameters && o.config.empty();
   const std::string& path = shifted ? o.model : o.config;
@@ -171,7 +171,7 @@ int run(const Options& o) {
 }
 
 // What the plan is compared with.
-void add_room_options(CLI::App& sub, Options& o) {
+void add_room_options(CLI::App& sub, PlanOptions& o) {
   sub.add_option("--device", o.device,
                  "where ranks compute, cpu or cuda; default: cuda where the configuration "
                  "offloads the optimizer")
@@ -205,8 +205,8 @@ void add_room_options(CLI::App& sub, Options& o) {
 void add_plan(CLI::App& app, Action& action) {
   CLI::App* sub =
       app.add_subcommand("plan", "Tell what memory and traffic training would take, without it");
-  auto options = std::make_shared<Options>();
-  Options& o = *options;
+  auto options = std::make_shared<PlanOptions>();
+  PlanOptions& o = *options;
   sub->add_option("model", o.model, "config.json or a folder with one; left out with --parameters")
       ->type_name("MODEL");
   sub->add_option("config", o.config, "DeepSpeed configuration")->type_name("CONFIG");
@@ -235,7 +235,7 @@ void add_plan(CLI::App& app, Action& action) {
       ->capture_default_str();
   add_room_options(*sub, o);
   sub->add_flag("--json", o.json, "print JSON");
-  sub->callback([&action, options] { action = [options] { return run(*options); }; });
+  sub->callback([&action, options] { action = [options] { return run_plan(*options); }; });
 }
 
 }  // namespace tool

@@ -2,7 +2,8 @@
 
 #include <cstdlib>
 
-#include "command.h"
+#include "ds.hpp"
+#include "failure.h"
 #include "format.h"
 
 namespace tool {

@@ -3,7 +3,8 @@
 
 #include <string>
 
-#include "command.h"
+#include "ds.hpp"
+#include "failure.h"
 
 namespace tool {
 

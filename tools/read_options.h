@@ -2,10 +2,10 @@
 // --lenient. What they mean is the library's.
 #pragma once
 
-#include <CLI/App.hpp>
 #include <string>
 #include <vector>
 
+#include "cli_fwd.h"
 #include "format.h"
 
 namespace tool {

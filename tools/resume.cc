@@ -3,7 +3,8 @@
 #include <filesystem>
 #include <iostream>
 
-#include "command.h"
+#include "ds.hpp"
+#include "failure.h"
 #include "files.h"
 #include "fine_tuning.h"
 #include "model_files.h"

@@ -3,8 +3,8 @@
 #include <filesystem>
 #include <vector>
 
-#include "command.h"
 #include "ds.hpp"
+#include "failure.h"
 #include "files.h"
 #include "format.h"
 

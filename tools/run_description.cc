@@ -4,7 +4,8 @@
 #include <filesystem>
 #include <iostream>
 
-#include "command.h"
+#include "ds.hpp"
+#include "failure.h"
 #include "files.h"
 
 namespace tool {

@@ -11,7 +11,8 @@
 #include <ctime>
 #include <iostream>
 
-#include "command.h"
+#include "ds.hpp"
+#include "failure.h"
 #include "files.h"
 #include "format.h"
 

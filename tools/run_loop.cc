@@ -8,7 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "command.h"
+#include "ds.hpp"
+#include "failure.h"
 #include "first_rank.h"
 #include "format.h"
 #include "run_description.h"

@@ -2,7 +2,8 @@
 
 #include <unistd.h>
 
-#include "command.h"
+#include "ds.hpp"
+#include "failure.h"
 
 namespace tool {
 namespace {

@@ -16,7 +16,7 @@
 namespace tool {
 namespace {
 
-struct Options {
+struct TokenizeOptions {
   std::string tokenizer;
   std::vector<std::string> words;
   std::string file;
@@ -35,7 +35,7 @@ std::string joined(const std::vector<std::string>& words) {
 }
 
 // The words of the command line, the file, or standard input.
-std::string input_text(const Options& o) {
+std::string input_text(const TokenizeOptions& o) {
   if (!o.file.empty()) return read_text(o.file);
   if (o.words.empty() || (o.words.size() == 1 && o.words[0] == "-")) return read_text("-");
   return joined(o.words);
@@ -59,7 +59,7 @@ std::vector<int32_t> parse_ids(std::string text) {
   return ids;
 }
 
-void build(const Options& o, const libds::Tokenizer& tokenizer) {
+void build(const TokenizeOptions& o, const libds::Tokenizer& tokenizer) {
   libds::Dataset::build(o.file, tokenizer, o.append_end, o.prefix);
   const auto size_of = [](const std::string& path) {
     return format_bytes(static_cast<double>(std::filesystem::file_size(path)));
@@ -70,7 +70,7 @@ void build(const Options& o, const libds::Tokenizer& tokenizer) {
             << ")\n";
 }
 
-int run(const Options& o) {
+int run_tokenize(const TokenizeOptions& o) {
   if (!o.prefix.empty() && o.file.empty()) throw UsageError("--build needs --file");
   const libds::Tokenizer tokenizer =
       o.tokenizer.empty() ? libds::Tokenizer::bytes() : open_tokenizer(o.tokenizer);
@@ -99,8 +99,8 @@ int run(const Options& o) {
 
 void add_tokenize(CLI::App& app, Action& action) {
   CLI::App* sub = app.add_subcommand("tokenize", "Turn text into token ids and back");
-  auto options = std::make_shared<Options>();
-  Options& o = *options;
+  auto options = std::make_shared<TokenizeOptions>();
+  TokenizeOptions& o = *options;
   auto* text =
       sub->add_option("text", o.words, "text, or ids with --decode; none or - reads standard input")
           ->type_name("TEXT");
@@ -124,7 +124,7 @@ void add_tokenize(CLI::App& app, Action& action) {
   append->needs(prefix);
   decode->excludes(prefix)->excludes(json)->excludes(count);
   json->excludes(count);
-  sub->callback([&action, options] { action = [options] { return run(*options); }; });
+  sub->callback([&action, options] { action = [options] { return run_tokenize(*options); }; });
 }
 
 }  // namespace tool

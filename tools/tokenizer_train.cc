@@ -12,7 +12,7 @@
 namespace tool {
 namespace {
 
-struct Options {
+struct TokenizerTrainOptions {
   std::vector<std::string> files;
   std::string output;
   int64_t vocab_size = 32000;
@@ -43,7 +43,7 @@ std::string texts_of_jsonl(const std::string& content, const std::string& path) 
   return out;
 }
 
-int run(const Options& o) {
+int run_tokenizer_train(const TokenizerTrainOptions& o) {
   std::string text;
   for (const std::string& path : o.files) {
     std::string content = read_text(path);
@@ -63,8 +63,8 @@ int run(const Options& o) {
 
 void add_tokenizer_train(CLI::App& app, Action& action) {
   CLI::App* sub = app.add_subcommand("tokenizer-train", "Learn a byte-level BPE from text");
-  auto options = std::make_shared<Options>();
-  Options& o = *options;
+  auto options = std::make_shared<TokenizerTrainOptions>();
+  TokenizerTrainOptions& o = *options;
   sub->add_option("files", o.files, "text or .jsonl files; - reads standard input")
       ->type_name("FILES")
       ->required();
@@ -83,7 +83,8 @@ void add_tokenizer_train(CLI::App& app, Action& action) {
                       ->expected(1)
                       ->take_all();
   sub->add_flag("--no-special", o.no_special, "no special tokens at all")->excludes(special);
-  sub->callback([&action, options] { action = [options] { return run(*options); }; });
+  sub->callback(
+      [&action, options] { action = [options] { return run_tokenizer_train(*options); }; });
 }
 
 }  // namespace tool

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 
-#include "command.h"
+#include "ds.hpp"
 #include "eval_text.h"
+#include "failure.h"
 #include "files.h"
 
 namespace tool {

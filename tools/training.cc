@@ -5,7 +5,8 @@
 #include <iostream>
 #include <optional>
 
-#include "command.h"
+#include "ds.hpp"
+#include "failure.h"
 #include "files.h"
 #include "first_rank.h"
 #include "format.h"

@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 constexpr uintmax_t kLongestDescription = uintmax_t{16} << 20;
 constexpr size_t kMostCheckpoints = 100;
 
-struct Options {
+struct ViewOptions {
   std::string run;
   std::string metrics;
   std::string output;
@@ -142,7 +142,7 @@ struct View {
   Json series;
 };
 
-View read_run(const Options& o) {
+View read_run(const ViewOptions& o) {
   const bool folder = folder_exists(o.run);
   if (!folder && !file_exists(o.run)) fail_no_such_run(o.run);
   View view;
@@ -181,7 +181,7 @@ View read_run(const Options& o) {
   return view;
 }
 
-int run(const Options& o) {
+int run_view(const ViewOptions& o) {
   View view = read_run(o);
   if (o.json) {
     std::cout << view.document.dump(2, ' ', false, Json::error_handler_t::replace) << "\n";
@@ -203,8 +203,8 @@ int run(const Options& o) {
 
 void add_view(CLI::App& app, Action& action) {
   CLI::App* sub = app.add_subcommand("view", "Write a page with the curves of a training run");
-  auto options = std::make_shared<Options>();
-  Options& o = *options;
+  auto options = std::make_shared<ViewOptions>();
+  ViewOptions& o = *options;
   sub->add_option("run", o.run,
                   "folder with metrics.jsonl and checkpoints, or the file of `ds train --metrics` "
                   "or of a jsonl_monitor")
@@ -219,7 +219,7 @@ void add_view(CLI::App& app, Action& action) {
       ->type_name("FILE");
   sub->add_flag("--json", o.json,
                 "print the summary as JSON; a page is written only with --output");
-  sub->callback([&action, options] { action = [options] { return run(*options); }; });
+  sub->callback([&action, options] { action = [options] { return run_view(*options); }; });
 }
 
 }  // namespace tool

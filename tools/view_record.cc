@@ -8,7 +8,8 @@
 #include <cstring>
 #include <memory>
 
-#include "command.h"
+#include "ds.hpp"
+#include "failure.h"
 
 namespace tool {
 namespace {

@@ -153,7 +153,8 @@ __device__ __forceinline__ void copy_elements(T* to, const T* from, int left) {
 
 // Starts copies of kRows rows of `dim` elements: row r lies at at(r), or is 0 where that is null.
 template <class Tile, int kRows, class T, class At>
-__device__ __forceinline__ void copy_rows(T* to, const HeadRows<const T>& rows, int dim, const At& at) {
+__device__ __forceinline__ void copy_rows(T* to, const HeadRows<const T>& rows, int dim,
+                                          const At& at) {
   using Plan = CopyPlan<Tile, kRows>;
 #pragma unroll 1
   for (int i = 0; i < Plan::kEach; ++i) {

@@ -50,11 +50,11 @@ int64_t element_size(FloatType type) { return type == FloatType::kFloat32 ? 4 : 
 
 RowCodes coded_rows(const CodeKernel& kernel, const QuantizedShape& w, int64_t m, void* memory) {
   RowCodes rows{.rows = m,
-                 .pieces = (w.k + kernel.piece - 1) / kernel.piece,
-                 .piece = kernel.piece,
-                 .excess = w.bits == 8 ? kernel.excess_of_8
-                           : w.minima  ? 0
-                                       : 8};
+                .pieces = (w.k + kernel.piece - 1) / kernel.piece,
+                .piece = kernel.piece,
+                .excess = w.bits == 8 ? kernel.excess_of_8
+                          : w.minima  ? 0
+                                      : 8};
   rows.codes = static_cast<int8_t*>(memory);
   rows.scales = reinterpret_cast<float*>(rows.codes + m * rows.pieces * kernel.piece);
   rows.sums = reinterpret_cast<int32_t*>(rows.scales + m * rows.pieces);
