@@ -224,7 +224,7 @@ TEST_F(GpuRoutes, RefuseWhatIsElsewhere) {
 
 // ---- models ----
 
-struct Variant {
+struct ExpertVariant {
   std::string name;
   Json model;
   Json config;
@@ -232,17 +232,17 @@ struct Variant {
   double loss, norm, weight;
 };
 
-void PrintTo(const Variant& variant, std::ostream* out) { *out << variant.name; }
+void PrintTo(const ExpertVariant& variant, std::ostream* out) { *out << variant.name; }
 
 const Json kBf16 = {{"bf16", {{"enabled", true}}}};
 const Json kFp16 = {{"fp16", {{"enabled", true}, {"initial_scale_power", 8}}}};
 
 // In 16 bits a router sees activations that were rounded apart, and a token may choose another
 // expert; then losses and gradients differ by what two experts differ.
-std::vector<Variant> variants() {
+std::vector<ExpertVariant> expert_variants() {
   const Json segments = {
       {"activation_checkpointing", {{"enabled", true}, {"number_checkpoints", 2}}}};
-  std::vector<Variant> out;
+  std::vector<ExpertVariant> out;
   for (const zero_test::ExpertModel& model : zero_test::expert_models({3, 6})) {
     out.push_back({model.name, model.model, Json::object(), 1e-5, 1e-4, 5e-4});
   }
@@ -261,10 +261,10 @@ std::vector<Variant> variants() {
   return out;
 }
 
-class GpuExperts : public GpuModel, public ::testing::WithParamInterface<Variant> {};
+class GpuExperts : public GpuModel, public ::testing::WithParamInterface<ExpertVariant> {};
 
 TEST_P(GpuExperts, FollowTheCpu) {
-  const Variant& variant = GetParam();
+  const ExpertVariant& variant = GetParam();
   const Json config = with(base_config(), variant.config);
   const auto cpu = make_engine_on(false, config, variant.model);
   const auto gpu = make_engine_on(true, config, variant.model);
@@ -288,7 +288,7 @@ TEST_P(GpuExperts, FollowTheCpu) {
   EXPECT_NEAR(gpu->evaluate(*data, 2), cpu->evaluate(*data, 2), variant.loss * 5);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, GpuExperts, ::testing::ValuesIn(variants()),
+INSTANTIATE_TEST_SUITE_P(Models, GpuExperts, ::testing::ValuesIn(expert_variants()),
                          [](const auto& test) { return test.param.name; });
 
 using GpuExpertModel = GpuModel;

@@ -10,9 +10,7 @@
 namespace ds::gpu_zero {
 namespace {
 
-const Json kBf16 = {{"bf16", {{"enabled", true}}}};
-
-struct Variant {
+struct StudentVariant {
   const char* name;
   Json model;
   Json more = Json::object();
@@ -21,9 +19,9 @@ struct Variant {
   // Largest differences from ranks on the CPU, in 16 bits those of their roundings.
   double loss = 1e-5, weight = 2e-3;
 };
-void PrintTo(const Variant& variant, std::ostream* out) { *out << variant.name; }
+void PrintTo(const StudentVariant& variant, std::ostream* out) { *out << variant.name; }
 
-std::vector<Variant> variants() {
+std::vector<StudentVariant> student_variants() {
   const Json dense = model_config(0.1), experts = zero_test::pr_moe(4, {4, 8});
   const Json recomputed = {{"gradient_accumulation_steps", 2},
                            {"activation_checkpointing", {{"enabled", true}}}};
@@ -35,13 +33,13 @@ std::vector<Variant> variants() {
           {"Experts", experts, Json::object()}};
 }
 
-class GpuStudents : public GpuZero, public ::testing::WithParamInterface<Variant> {
+class GpuStudents : public GpuZero, public ::testing::WithParamInterface<StudentVariant> {
  protected:
   int least_gpus() const override { return 1; }
 };
 
 TEST_P(GpuStudents, FollowStudentsOnTheCpuAtEveryStage) {
-  const Variant& variant = GetParam();
+  const StudentVariant& variant = GetParam();
   if (gpus_ < variant.world) GTEST_SKIP() << "needs " << variant.world << " GPUs";
   const zero_test::TeacherFolder teacher;
   const Json section = teacher.section(
@@ -62,7 +60,7 @@ TEST_P(GpuStudents, FollowStudentsOnTheCpuAtEveryStage) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, GpuStudents, ::testing::ValuesIn(variants()),
+INSTANTIATE_TEST_SUITE_P(Kinds, GpuStudents, ::testing::ValuesIn(student_variants()),
                          [](const auto& one) { return std::string(one.param.name); });
 
 // Both losses are reported, and weigh as the configuration says; after stop_step labels count

@@ -8,9 +8,7 @@
 namespace ds::gpu_zero {
 namespace {
 
-const Json kBf16 = {{"bf16", {{"enabled", true}}}};
-
-struct Variant {
+struct ExpertVariant {
   std::string name;
   Json model;
   Json more;
@@ -20,9 +18,9 @@ struct Variant {
   // the two round apart.
   double loss = 1e-5, weight = 2e-3;
 };
-void PrintTo(const Variant& variant, std::ostream* out) { *out << variant.name; }
+void PrintTo(const ExpertVariant& variant, std::ostream* out) { *out << variant.name; }
 
-std::vector<Variant> variants() {
+std::vector<ExpertVariant> expert_variants() {
   const Json mixtral = zero_test::mixtral(), qwen2 = zero_test::qwen2_moe();
   const Json top2 = zero_test::gpt_moe({{"moe_top_k", 2},
                                         {"moe_min_capacity", 1},
@@ -42,10 +40,10 @@ std::vector<Variant> variants() {
           {"SharedTop2Bf16", top2, kBf16, 2, 2, coarse, far}};
 }
 
-class GpuExpertRanks : public GpuZero, public ::testing::WithParamInterface<Variant> {};
+class GpuExpertRanks : public GpuZero, public ::testing::WithParamInterface<ExpertVariant> {};
 
 TEST_P(GpuExpertRanks, FollowRanksOnTheCpuAtEveryStage) {
-  const Variant& variant = GetParam();
+  const ExpertVariant& variant = GetParam();
   if (gpus_ < variant.world) GTEST_SKIP() << "needs " << variant.world << " GPUs";
   Json more = variant.more;
   if (variant.shared_by > 1) {
@@ -67,7 +65,7 @@ TEST_P(GpuExpertRanks, FollowRanksOnTheCpuAtEveryStage) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, GpuExpertRanks, ::testing::ValuesIn(variants()),
+INSTANTIATE_TEST_SUITE_P(Models, GpuExpertRanks, ::testing::ValuesIn(expert_variants()),
                          [](const auto& test) { return test.param.name; });
 
 // The optimizer's state lies in the host's memory, which updates with the CPU's arithmetic.

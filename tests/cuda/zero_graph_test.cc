@@ -8,8 +8,6 @@
 namespace ds::gpu_zero {
 namespace {
 
-const Json kBf16 = {{"bf16", {{"enabled", true}}}};
-
 struct Recorded {
   const char* name;
   Json zero;

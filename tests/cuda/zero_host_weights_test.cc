@@ -11,11 +11,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-const Json kBf16 = {{"bf16", {{"enabled", true}}}};
-const Json kSplit = {{"bf16", {{"enabled", true}, {"split_master", true}}}};
-
-Json none() { return Json::object(); }
-
 Json offloaded(const Json& zero, const Json& more, bool pinned, bool weights) {
   const Json where = {{"device", "cpu"}, {"pin_memory", pinned}};
   Json all = with(fine({{"reduce_scatter", false}, {"offload_optimizer", where}}), zero);
@@ -23,7 +18,7 @@ Json offloaded(const Json& zero, const Json& more, bool pinned, bool weights) {
   return zero_config(3, all, more);
 }
 
-struct Kind {
+struct WeightsKind {
   const char* name;
   Json zero, more;
   bool pinned = true;
@@ -31,15 +26,15 @@ struct Kind {
   int ranks_per_node = 0;
   std::function<void(models::Model&)> prepare = [](models::Model&) {};
 };
-void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
+void PrintTo(const WeightsKind& kind, std::ostream* out) { *out << kind.name; }
 
-class HostWeights : public GpuZero, public ::testing::WithParamInterface<Kind> {
+class HostWeights : public GpuZero, public ::testing::WithParamInterface<WeightsKind> {
  protected:
   int least_gpus() const override { return 1; }
 };
 
 TEST_P(HostWeights, TrainWithTheBitsOfWeightsOnGpus) {
-  const Kind& kind = GetParam();
+  const WeightsKind& kind = GetParam();
   if (gpus_ < kind.world) GTEST_SKIP() << "needs " << kind.world << " GPUs";
   Trained trained[2];
   int64_t resting[2] = {0, 0};
@@ -65,32 +60,35 @@ TEST_P(HostWeights, TrainWithTheBitsOfWeightsOnGpus) {
 INSTANTIATE_TEST_SUITE_P(
     Kinds, HostWeights,
     ::testing::Values(
-        Kind{"Fp32", none(), {{"gradient_clipping", 0.5}}},
-        Kind{"Fp32Pageable", none(), none(), false},
-        Kind{"Bf16", none(), with(kBf16, {{"gradient_accumulation_steps", 2}})},
-        Kind{"Bf16Pageable", none(), kBf16, false}, Kind{"SplitMasters", none(), kSplit},
-        Kind{"Fp16", none(), {{"fp16", {{"enabled", true}, {"initial_scale_power", 4}}}}},
-        Kind{"Alone", none(), kBf16, true, 1}, Kind{"AloneFp32", none(), none(), true, 1},
-        Kind{"AloneSplit", none(), with(kSplit, {{"gradient_accumulation_steps", 2}}), false, 1},
-        Kind{"Fp8", none(), with(kBf16, {{"fp8", {{"enabled", true}}}})},
-        Kind{"Tiles", {{"stage3_tile_size", 400}}, none()},
-        Kind{"SecondCopies", {{"zero_hpz_partition_size", 2}}, none(), true, 4},
-        Kind{"ShardGroups",
-             {{"mics_shard_size", 2}, {"mics_hierarchical_params_gather", false}},
-             none(),
-             true,
-             4},
-        Kind{"Quantized", {{"zero_quantized_weights", true}}, kBf16},
-        Kind{"Recomputed", none(), {{"activation_checkpointing", {{"enabled", true}}}}},
-        Kind{"ZenFlow",
-             {{"zenflow",
-               {{"topk_ratio", 0.3},
-                {"update_interval", 2},
-                {"select_strategy", "step"},
-                {"select_interval", 2},
-                {"overlap_step", false}}}},
-             kBf16},
-        Kind{"Adapters", none(), kBf16, true, 2, 0, add_adapters}),
+        WeightsKind{"Fp32", none(), {{"gradient_clipping", 0.5}}},
+        WeightsKind{"Fp32Pageable", none(), none(), false},
+        WeightsKind{"Bf16", none(), with(kBf16, {{"gradient_accumulation_steps", 2}})},
+        WeightsKind{"Bf16Pageable", none(), kBf16, false},
+        WeightsKind{"SplitMasters", none(), kSplit},
+        WeightsKind{"Fp16", none(), {{"fp16", {{"enabled", true}, {"initial_scale_power", 4}}}}},
+        WeightsKind{"Alone", none(), kBf16, true, 1},
+        WeightsKind{"AloneFp32", none(), none(), true, 1},
+        WeightsKind{"AloneSplit", none(), with(kSplit, {{"gradient_accumulation_steps", 2}}), false,
+                    1},
+        WeightsKind{"Fp8", none(), with(kBf16, {{"fp8", {{"enabled", true}}}})},
+        WeightsKind{"Tiles", {{"stage3_tile_size", 400}}, none()},
+        WeightsKind{"SecondCopies", {{"zero_hpz_partition_size", 2}}, none(), true, 4},
+        WeightsKind{"ShardGroups",
+                    {{"mics_shard_size", 2}, {"mics_hierarchical_params_gather", false}},
+                    none(),
+                    true,
+                    4},
+        WeightsKind{"Quantized", {{"zero_quantized_weights", true}}, kBf16},
+        WeightsKind{"Recomputed", none(), {{"activation_checkpointing", {{"enabled", true}}}}},
+        WeightsKind{"ZenFlow",
+                    {{"zenflow",
+                      {{"topk_ratio", 0.3},
+                       {"update_interval", 2},
+                       {"select_strategy", "step"},
+                       {"select_interval", 2},
+                       {"overlap_step", false}}}},
+                    kBf16},
+        WeightsKind{"Adapters", none(), kBf16, true, 2, 0, add_adapters}),
     [](const auto& one) { return std::string(one.param.name); });
 
 // One rank alone computes what it computes with weights on its GPU, whose path is another.

@@ -16,11 +16,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-const Json kBf16 = {{"bf16", {{"enabled", true}}}};
-const Json kSplit = {{"bf16", {{"enabled", true}, {"split_master", true}}}};
-
-Json none() { return Json::object(); }
-
 Json offload_zero(const Json& zero, bool pinned) {
   return with(fine({{"reduce_scatter", false},
                     {"offload_optimizer", {{"device", "cpu"}, {"pin_memory", pinned}}}}),
@@ -179,7 +174,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Training{"Adapters", kBf16, true, add_adapters}),
     [](const auto& one) { return std::string(one.param.name); });
 
-struct Kind {
+struct OffloadKind {
   const char* name;
   Json zero, more;
   int world = 2;
@@ -187,13 +182,13 @@ struct Kind {
   std::vector<int> stages = {3};
   double loss = 1e-5, weight = 2e-4;  // largest differences from ranks that do not offload
 };
-void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
+void PrintTo(const OffloadKind& kind, std::ostream* out) { *out << kind.name; }
 
-class OffloadedKinds : public GpuZero, public ::testing::WithParamInterface<Kind> {};
+class OffloadedKinds : public GpuZero, public ::testing::WithParamInterface<OffloadKind> {};
 
 // Each rank sees its own samples, gradients travel rounded, and stage 3 gathers in all its ways.
 TEST_P(OffloadedKinds, FollowRanksThatDoNotOffload) {
-  const Kind& kind = GetParam();
+  const OffloadKind& kind = GetParam();
   if (gpus_ < kind.world) GTEST_SKIP() << "needs " << kind.world << " GPUs";
   std::optional<Trained> first;
   for (const int stage : kind.stages) {
@@ -216,31 +211,32 @@ TEST_P(OffloadedKinds, FollowRanksThatDoNotOffload) {
 INSTANTIATE_TEST_SUITE_P(
     Kinds, OffloadedKinds,
     ::testing::Values(
-        Kind{"Stages",
-             none(),
-             with(kBf16, {{"gradient_accumulation_steps", 2}}),
-             2,
-             0,
-             {1, 2, 3},
-             2e-2,
-             5e-2},
-        Kind{"Fp8", none(), with(kBf16, {{"fp8", {{"enabled", true}}}}), 2, 0, {2, 3}, 2e-2, 5e-2},
-        Kind{"Tiles", {{"stage3_tile_size", 400}}, none()},
-        Kind{"SecondCopies", {{"zero_hpz_partition_size", 2}}, none(), 4},
-        Kind{"ShardGroups",
-             {{"mics_shard_size", 2}, {"mics_hierarchical_params_gather", false}},
-             {{"gradient_accumulation_steps", 2}},
-             4},
-        Kind{"QuantizedGradients",
-             {{"stage3_param_persistence_threshold", 0},
-              {"reduce_scatter", true},
-              {"zero_quantized_gradients", true}},
-             none(),
-             4,
-             2,
-             {3},
-             2e-2,
-             5e-2}),
+        OffloadKind{"Stages",
+                    none(),
+                    with(kBf16, {{"gradient_accumulation_steps", 2}}),
+                    2,
+                    0,
+                    {1, 2, 3},
+                    2e-2,
+                    5e-2},
+        OffloadKind{
+            "Fp8", none(), with(kBf16, {{"fp8", {{"enabled", true}}}}), 2, 0, {2, 3}, 2e-2, 5e-2},
+        OffloadKind{"Tiles", {{"stage3_tile_size", 400}}, none()},
+        OffloadKind{"SecondCopies", {{"zero_hpz_partition_size", 2}}, none(), 4},
+        OffloadKind{"ShardGroups",
+                    {{"mics_shard_size", 2}, {"mics_hierarchical_params_gather", false}},
+                    {{"gradient_accumulation_steps", 2}},
+                    4},
+        OffloadKind{"QuantizedGradients",
+                    {{"stage3_param_persistence_threshold", 0},
+                     {"reduce_scatter", true},
+                     {"zero_quantized_gradients", true}},
+                    none(),
+                    4,
+                    2,
+                    {3},
+                    2e-2,
+                    5e-2}),
     [](const auto& one) { return std::string(one.param.name); });
 
 // ---- checkpoints ----

@@ -17,8 +17,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 const Json kFp32 = Json::object();
-const Json kBf16 = {{"bf16", {{"enabled", true}}}};
-const Json kSplit = {{"bf16", {{"enabled", true}, {"split_master", true}}}};
 
 // Where the optimizer's state and the weights rest; null: they stay on the GPU. Of the state the
 // share that rests there; beside memory the rest stays on the GPU, beside files in memory.
@@ -46,7 +44,7 @@ Json placed(int stage, const Places& places, const Folder& folder, const Json& z
   return zero_config(stage, all, more);
 }
 
-struct Kind {
+struct PlacesKind {
   const char* name;
   int stage = 3;
   Places places;
@@ -54,13 +52,13 @@ struct Kind {
   int world = 2;
   std::function<void(models::Model&)> prepare = [](models::Model&) {};
 };
-void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
+void PrintTo(const PlacesKind& kind, std::ostream* out) { *out << kind.name; }
 
-class StatePlaces : public GpuZero, public ::testing::WithParamInterface<Kind> {
+class StatePlaces : public GpuZero, public ::testing::WithParamInterface<PlacesKind> {
  protected:
   int least_gpus() const override { return 1; }
   // Against the same in the hosts' memory.
-  void compare(const Kind& kind) const;
+  void compare(const PlacesKind& kind) const;
 };
 class HostFiles : public StatePlaces {};
 class TwinFlow : public StatePlaces {};
@@ -77,7 +75,7 @@ bool is_shared(const StoredArray& array) {
   return array.device_elements() > 0 && array.device_elements() < array.elements();
 }
 
-void StatePlaces::compare(const Kind& kind) const {
+void StatePlaces::compare(const PlacesKind& kind) const {
   if (gpus_ < kind.world) GTEST_SKIP() << "needs " << kind.world << " GPUs";
   const Folder folder;
   Trained trained[2];
@@ -122,66 +120,69 @@ const Json kAhead = {{"offload_optimizer", {{"pipeline_read", true}, {"pipeline_
 INSTANTIATE_TEST_SUITE_P(
     Kinds, HostFiles,
     ::testing::Values(
-        Kind{"Fp32", 2, {"nvme"}, {{"gradient_clipping", 0.5}}}, Kind{"Bf16", 1, {"nvme"}, kBf16},
-        Kind{"SplitMasters", 2, {"nvme"}, with(kSplit, kTwice)},
-        Kind{"Fp16", 3, {"nvme"}, {{"fp16", {{"enabled", true}, {"initial_scale_power", 4}}}}},
-        Kind{"Bf16Gradients",
-             2,
-             {"nvme"},
-             with(kBf16, with(kTwice, {{"data_types", {{"grad_accum_dtype", "bf16"}}}}))},
-        Kind{"Share", 2, {"nvme", nullptr, 0.3}, kBf16},
-        Kind{"States8Bit", 2, {"nvme"}, with(kBf16, {{"optimizer", {{"state_dtype", "int8"}}}})},
-        Kind{"Alone", 2, {"nvme"}, with(kBf16, kTwice), Json::object(), 1},
-        Kind{"ReadAhead", 2, {"nvme"}, with(kBf16, kThrice), kAhead},
-        Kind{"ReadAheadAlone", 2, {"nvme"}, with(kSplit, kThrice), kAhead, 1},
-        Kind{"AloneFp32", 1, {"nvme"}, kTwice, Json::object(), 1},
-        Kind{"AloneSplit", 2, {"nvme"}, kSplit, Json::object(), 1},
-        Kind{"Four", 2, {"nvme"}, kBf16, Json::object(), 4},
-        Kind{"WeightsToo", 3, {"nvme", "nvme"}, with(kBf16, kTwice)},
-        Kind{"WeightsTooFp32", 3, {"nvme", "nvme"}, {{"gradient_clipping", 0.5}}},
-        Kind{"WeightsTooSplit", 3, {"nvme", "nvme"}, kSplit},
-        Kind{"WeightsTooAlone", 3, {"nvme", "nvme"}, with(kBf16, kTwice), Json::object(), 1},
-        Kind{"WeightsTooAloneFp32", 3, {"nvme", "nvme"}, kFp32, Json::object(), 1},
-        Kind{"WeightsInMemory", 3, {"nvme", "cpu"}, kBf16},
-        Kind{"WeightsInMemoryFp32", 3, {"nvme", "cpu"}, kTwice},
-        Kind{"WeightsInMemorySplit", 3, {"nvme", "cpu"}, kSplit},
-        Kind{"WeightsAlone", 3, {"cpu", "nvme"}, with(kBf16, kTwice)},
-        Kind{"WeightsAloneSplit", 3, {"cpu", "nvme"}, kSplit},
-        Kind{"Fp8", 3, {"nvme", "nvme"}, with(kBf16, {{"fp8", {{"enabled", true}}}})},
-        Kind{"Tiles", 3, {"nvme", "nvme"}, kBf16, {{"stage3_tile_size", 400}}},
-        Kind{"SecondCopies", 3, {"nvme", "nvme"}, kFp32, {{"zero_hpz_partition_size", 2}}, 4},
-        Kind{"ShardGroups",
-             3,
-             {"nvme", "nvme"},
-             kFp32,
-             {{"mics_shard_size", 2}, {"mics_hierarchical_params_gather", false}},
-             4},
-        Kind{"Quantized", 3, {"nvme", "nvme"}, kBf16, {{"zero_quantized_weights", true}}},
-        Kind{"Recomputed",
-             3,
-             {"nvme", "nvme"},
-             with(kBf16, {{"activation_checkpointing", {{"enabled", true}}}})},
-        Kind{"ZenFlow",
-             2,
-             {"nvme"},
-             kBf16,
-             {{"zenflow",
-               {{"topk_ratio", 0.3},
-                {"update_interval", 2},
-                {"select_strategy", "step"},
-                {"select_interval", 2},
-                {"overlap_step", false}}}}},
-        Kind{"ZenFlowBeside",
-             2,
-             {"nvme"},
-             kBf16,
-             {{"zenflow",
-               {{"topk_ratio", 0.3},
-                {"update_interval", 2},
-                {"select_strategy", "step"},
-                {"select_interval", 2},
-                {"overlap_step", true}}}}},
-        Kind{"Adapters", 3, {"nvme", "nvme"}, kBf16, Json::object(), 2, add_adapters}),
+        PlacesKind{"Fp32", 2, {"nvme"}, {{"gradient_clipping", 0.5}}},
+        PlacesKind{"Bf16", 1, {"nvme"}, kBf16},
+        PlacesKind{"SplitMasters", 2, {"nvme"}, with(kSplit, kTwice)},
+        PlacesKind{
+            "Fp16", 3, {"nvme"}, {{"fp16", {{"enabled", true}, {"initial_scale_power", 4}}}}},
+        PlacesKind{"Bf16Gradients",
+                   2,
+                   {"nvme"},
+                   with(kBf16, with(kTwice, {{"data_types", {{"grad_accum_dtype", "bf16"}}}}))},
+        PlacesKind{"Share", 2, {"nvme", nullptr, 0.3}, kBf16},
+        PlacesKind{
+            "States8Bit", 2, {"nvme"}, with(kBf16, {{"optimizer", {{"state_dtype", "int8"}}}})},
+        PlacesKind{"Alone", 2, {"nvme"}, with(kBf16, kTwice), Json::object(), 1},
+        PlacesKind{"ReadAhead", 2, {"nvme"}, with(kBf16, kThrice), kAhead},
+        PlacesKind{"ReadAheadAlone", 2, {"nvme"}, with(kSplit, kThrice), kAhead, 1},
+        PlacesKind{"AloneFp32", 1, {"nvme"}, kTwice, Json::object(), 1},
+        PlacesKind{"AloneSplit", 2, {"nvme"}, kSplit, Json::object(), 1},
+        PlacesKind{"Four", 2, {"nvme"}, kBf16, Json::object(), 4},
+        PlacesKind{"WeightsToo", 3, {"nvme", "nvme"}, with(kBf16, kTwice)},
+        PlacesKind{"WeightsTooFp32", 3, {"nvme", "nvme"}, {{"gradient_clipping", 0.5}}},
+        PlacesKind{"WeightsTooSplit", 3, {"nvme", "nvme"}, kSplit},
+        PlacesKind{"WeightsTooAlone", 3, {"nvme", "nvme"}, with(kBf16, kTwice), Json::object(), 1},
+        PlacesKind{"WeightsTooAloneFp32", 3, {"nvme", "nvme"}, kFp32, Json::object(), 1},
+        PlacesKind{"WeightsInMemory", 3, {"nvme", "cpu"}, kBf16},
+        PlacesKind{"WeightsInMemoryFp32", 3, {"nvme", "cpu"}, kTwice},
+        PlacesKind{"WeightsInMemorySplit", 3, {"nvme", "cpu"}, kSplit},
+        PlacesKind{"WeightsAlone", 3, {"cpu", "nvme"}, with(kBf16, kTwice)},
+        PlacesKind{"WeightsAloneSplit", 3, {"cpu", "nvme"}, kSplit},
+        PlacesKind{"Fp8", 3, {"nvme", "nvme"}, with(kBf16, {{"fp8", {{"enabled", true}}}})},
+        PlacesKind{"Tiles", 3, {"nvme", "nvme"}, kBf16, {{"stage3_tile_size", 400}}},
+        PlacesKind{"SecondCopies", 3, {"nvme", "nvme"}, kFp32, {{"zero_hpz_partition_size", 2}}, 4},
+        PlacesKind{"ShardGroups",
+                   3,
+                   {"nvme", "nvme"},
+                   kFp32,
+                   {{"mics_shard_size", 2}, {"mics_hierarchical_params_gather", false}},
+                   4},
+        PlacesKind{"Quantized", 3, {"nvme", "nvme"}, kBf16, {{"zero_quantized_weights", true}}},
+        PlacesKind{"Recomputed",
+                   3,
+                   {"nvme", "nvme"},
+                   with(kBf16, {{"activation_checkpointing", {{"enabled", true}}}})},
+        PlacesKind{"ZenFlow",
+                   2,
+                   {"nvme"},
+                   kBf16,
+                   {{"zenflow",
+                     {{"topk_ratio", 0.3},
+                      {"update_interval", 2},
+                      {"select_strategy", "step"},
+                      {"select_interval", 2},
+                      {"overlap_step", false}}}}},
+        PlacesKind{"ZenFlowBeside",
+                   2,
+                   {"nvme"},
+                   kBf16,
+                   {{"zenflow",
+                     {{"topk_ratio", 0.3},
+                      {"update_interval", 2},
+                      {"select_strategy", "step"},
+                      {"select_interval", 2},
+                      {"overlap_step", true}}}}},
+        PlacesKind{"Adapters", 3, {"nvme", "nvme"}, kBf16, Json::object(), 2, add_adapters}),
     [](const auto& one) { return std::string(one.param.name); });
 
 // A rule that divides nowhere has the same bits on a GPU as on the host.
@@ -196,36 +197,38 @@ constexpr Places kHalf = {"cpu", nullptr, 0.5}, kHalfAndWeights = {"cpu", "cpu",
 INSTANTIATE_TEST_SUITE_P(
     Kinds, TwinFlow,
     ::testing::Values(
-        Kind{"Fp32", 2, kHalf, lion({{"gradient_clipping", 0.5}})},
-        Kind{"Bf16", 1, {"cpu", nullptr, 0.3}, lion(kBf16)},
-        Kind{"SplitMasters", 2, kHalf, lion(with(kSplit, kTwice))},
-        Kind{"Fp16", 3, kHalf, lion({{"fp16", {{"enabled", true}, {"initial_scale_power", 4}}}})},
-        Kind{"Bf16Gradients",
-             2,
-             {"cpu", nullptr, 0.7},
-             lion(with(kBf16, with(kTwice, {{"data_types", {{"grad_accum_dtype", "bf16"}}}})))},
-        Kind{"States8Bit", 2, kHalf, lion(kBf16, {{"state_dtype", "int8"}})},
-        Kind{"StatesBf16", 2, kHalf, lion(kBf16, {{"state_dtype", "bf16"}})},
-        Kind{"Alone", 2, {"cpu", nullptr, 0.4}, lion(with(kBf16, kTwice)), Json::object(), 1},
-        Kind{"AloneFp32", 1, {"cpu", nullptr, 0.4}, lion(kTwice), Json::object(), 1},
-        Kind{"AloneSplit", 2, {"cpu", nullptr, 0.4}, lion(kSplit), Json::object(), 1},
-        Kind{"Four", 2, kHalf, lion(kBf16), Json::object(), 4},
-        Kind{"LargeParts", 2, kHalf, lion(kBf16), {{"sub_group_size", 1000000}}, 1},
-        Kind{"WeightsToo", 3, kHalfAndWeights, lion(with(kBf16, kTwice))},
-        Kind{"WeightsTooFp32", 3, kHalfAndWeights, lion(kFp32)},
-        Kind{"WeightsTooSplit", 3, kHalfAndWeights, lion(kSplit)},
-        Kind{"WeightsInFiles", 3, {"cpu", "nvme", 0.5}, lion(kBf16)},
-        Kind{"WeightsInFilesSplit", 3, {"cpu", "nvme", 0.5}, lion(kSplit)},
-        Kind{"Fp8", 3, kHalf, lion(with(kBf16, {{"fp8", {{"enabled", true}}}}))},
-        Kind{"Tiles", 3, kHalf, lion(kBf16), {{"stage3_tile_size", 400}}},
-        Kind{"SecondCopies", 3, kHalf, lion(kFp32), {{"zero_hpz_partition_size", 2}}, 4},
-        Kind{"ShardGroups",
-             3,
-             kHalf,
-             lion(kFp32),
-             {{"mics_shard_size", 2}, {"mics_hierarchical_params_gather", false}},
-             4},
-        Kind{"Adapters", 3, kHalf, lion(kBf16), Json::object(), 2, add_adapters}),
+        PlacesKind{"Fp32", 2, kHalf, lion({{"gradient_clipping", 0.5}})},
+        PlacesKind{"Bf16", 1, {"cpu", nullptr, 0.3}, lion(kBf16)},
+        PlacesKind{"SplitMasters", 2, kHalf, lion(with(kSplit, kTwice))},
+        PlacesKind{"Fp16", 3, kHalf,
+                   lion({{"fp16", {{"enabled", true}, {"initial_scale_power", 4}}}})},
+        PlacesKind{
+            "Bf16Gradients",
+            2,
+            {"cpu", nullptr, 0.7},
+            lion(with(kBf16, with(kTwice, {{"data_types", {{"grad_accum_dtype", "bf16"}}}})))},
+        PlacesKind{"States8Bit", 2, kHalf, lion(kBf16, {{"state_dtype", "int8"}})},
+        PlacesKind{"StatesBf16", 2, kHalf, lion(kBf16, {{"state_dtype", "bf16"}})},
+        PlacesKind{"Alone", 2, {"cpu", nullptr, 0.4}, lion(with(kBf16, kTwice)), Json::object(), 1},
+        PlacesKind{"AloneFp32", 1, {"cpu", nullptr, 0.4}, lion(kTwice), Json::object(), 1},
+        PlacesKind{"AloneSplit", 2, {"cpu", nullptr, 0.4}, lion(kSplit), Json::object(), 1},
+        PlacesKind{"Four", 2, kHalf, lion(kBf16), Json::object(), 4},
+        PlacesKind{"LargeParts", 2, kHalf, lion(kBf16), {{"sub_group_size", 1000000}}, 1},
+        PlacesKind{"WeightsToo", 3, kHalfAndWeights, lion(with(kBf16, kTwice))},
+        PlacesKind{"WeightsTooFp32", 3, kHalfAndWeights, lion(kFp32)},
+        PlacesKind{"WeightsTooSplit", 3, kHalfAndWeights, lion(kSplit)},
+        PlacesKind{"WeightsInFiles", 3, {"cpu", "nvme", 0.5}, lion(kBf16)},
+        PlacesKind{"WeightsInFilesSplit", 3, {"cpu", "nvme", 0.5}, lion(kSplit)},
+        PlacesKind{"Fp8", 3, kHalf, lion(with(kBf16, {{"fp8", {{"enabled", true}}}}))},
+        PlacesKind{"Tiles", 3, kHalf, lion(kBf16), {{"stage3_tile_size", 400}}},
+        PlacesKind{"SecondCopies", 3, kHalf, lion(kFp32), {{"zero_hpz_partition_size", 2}}, 4},
+        PlacesKind{"ShardGroups",
+                   3,
+                   kHalf,
+                   lion(kFp32),
+                   {{"mics_shard_size", 2}, {"mics_hierarchical_params_gather", false}},
+                   4},
+        PlacesKind{"Adapters", 3, kHalf, lion(kBf16), Json::object(), 2, add_adapters}),
     [](const auto& one) { return std::string(one.param.name); });
 
 // Of the same gradients each element of a rule that divides has the bits of where it is updated.

@@ -13,8 +13,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-const Json kBf16 = {{"bf16", {{"enabled", true}}}};
-
 // ---- checkpoints ----
 
 struct Saved {

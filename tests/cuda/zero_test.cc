@@ -10,8 +10,6 @@
 namespace ds::gpu_zero {
 namespace {
 
-const Json kBf16 = {{"bf16", {{"enabled", true}}}};
-
 struct Variant {
   int world;
   bool bf16;

@@ -87,6 +87,10 @@ inline Json tiny_model(double dropout = 0.1) {
 }
 
 // What is cut finely, so that all that ranks do is seen on a tiny model.
+inline const Json kBf16 = {{"bf16", {{"enabled", true}}}};
+inline const Json kSplit = {{"bf16", {{"enabled", true}, {"split_master", true}}}};
+inline Json none() { return Json::object(); }
+
 inline Json fine(const Json& more = Json::object()) {
   return with(Json{{"reduce_bucket_size", 2000},
                    {"stage3_param_persistence_threshold", 20},
