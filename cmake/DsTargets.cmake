@@ -72,7 +72,7 @@ function(ds_test name)
       list(APPEND apart ${source})
     endif()
   endforeach()
-  ds_join_sources(${name} 4 "${ARG_SOURCES}" "${apart}" units)
+  ds_join_sources(${name} 6 "${ARG_SOURCES}" "${apart}" units)
   add_executable(${name} ${units})
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/tests)
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gtest GTest::gmock GTest::gtest_main

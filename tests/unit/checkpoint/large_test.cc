@@ -59,7 +59,7 @@ void expect_items(const CheckpointReader& reader, const std::vector<Item>& list,
   }
 }
 
-CheckpointWriterOptions options_for(const fs::path& save, const std::string& tag) {
+CheckpointWriterOptions large_options(const fs::path& save, const std::string& tag) {
   CheckpointWriterOptions options;
   options.folder = save;
   options.tag = tag;
@@ -80,7 +80,7 @@ TEST(Large, EveryWayOfWritingGivesTheSameFile) {
     std::string blob, manifest;
     for (int way = 0; way < 8; ++way) {
       SCOPED_TRACE(way);
-      auto options = options_for(save, "t");
+      auto options = large_options(save, "t");
       options.blob = {chunk, way % 2 == 1 ? &pool : nullptr, way / 2 == 1 ? &hold : nullptr};
       CheckpointWriter writer(options);
       // From where it lies, when it lies well.
@@ -125,7 +125,7 @@ TEST(Large, ManyThatAreWrittenFromWhereTheyLie) {
   constexpr size_t kCount = 24, kBytes = (512 << 10) + 100;
   std::vector<Item> list;
   std::vector<io::Buffer> lasting;
-  CheckpointWriter writer(options_for(save, "t"));
+  CheckpointWriter writer(large_options(save, "t"));
   for (size_t i = 0; i < kCount; ++i) {
     list.push_back({make_meta("t" + std::to_string(i), TensorKind::kModel, DType::kUInt8,
                               {static_cast<int64_t>(kBytes)}),
@@ -151,7 +151,7 @@ TEST(Large, AnyOrderOfReadingGivesTheSameBytes) {
   ThreadPool pool(3);
   for (const int64_t chunk : {int64_t{1} << 20, int64_t{100'000}}) {
     SCOPED_TRACE(chunk);
-    auto options = options_for(save, "t");
+    auto options = large_options(save, "t");
     options.blob.chunk_bytes = chunk;
     CheckpointWriter writer(options);
     add_items(writer.part(), list, test_seed());
@@ -190,7 +190,7 @@ TEST(Large, DamageIsLocatedWhileReadingAhead) {
   const TempFolder folder;
   const fs::path save = folder.path() / "save";
   const std::vector<Item> list = items(rng);
-  CheckpointWriter writer(options_for(save, "t"));
+  CheckpointWriter writer(large_options(save, "t"));
   add_items(writer.part(), list, test_seed());
   writer.commit();
   const fs::path file = save / "t/data-00000.bin";
@@ -235,7 +235,7 @@ TEST(Background, ASnapshotIsWhatWasAddedAndBuffersServeAgain) {
     ThreadPool pool(2);
     for (int step = 0; step < 3; ++step) {
       background.wait();
-      auto options = options_for(save, "step" + std::to_string(step));
+      auto options = large_options(save, "step" + std::to_string(step));
       options.blob.pool = &pool;
       options.blob.hold = background.buffers();
       auto writer = std::make_unique<CheckpointWriter>(options);
@@ -267,7 +267,7 @@ TEST(Background, ASnapshotCopiesWhatLastsToo) {
   constexpr int64_t kBytes = int64_t{4} << 20;
   MemoryAccount account;
   BackgroundSave background(&account);
-  auto options = options_for(save, "t");
+  auto options = large_options(save, "t");
   options.blob.hold = background.buffers();
   CheckpointWriter writer(options);
   io::Buffer memory(kBytes);  // lies well for a direct write
@@ -286,11 +286,11 @@ TEST(Background, AFailureIsToldOnceAndTheOldCheckpointStays) {
   DS_SEED_TRACE();
   const TempFolder folder;
   const fs::path save = folder.path() / "save";
-  save_sample(options_for(save, "old"), test_seed(), 1);
+  save_sample(large_options(save, "old"), test_seed(), 1);
   MemoryAccount account;
   BackgroundSave background(&account);
   background.wait();
-  auto options = options_for(save, "new");
+  auto options = large_options(save, "new");
   options.blob.hold = background.buffers();
   auto writer = std::make_unique<CheckpointWriter>(options);
   const TensorMeta meta = make_meta("w", TensorKind::kModel, DType::kUInt8, {2});
@@ -332,7 +332,7 @@ TEST(Background, KilledInTheMiddleTheOldCheckpointLoads) {
   const fs::path save = folder.path() / "save";
   const std::vector<Item> list = items(rng);
   {
-    CheckpointWriter writer(options_for(save, "step0"));
+    CheckpointWriter writer(large_options(save, "step0"));
     add_items(writer.part(), list, test_seed());
     writer.commit();
   }
@@ -346,7 +346,7 @@ TEST(Background, KilledInTheMiddleTheOldCheckpointLoads) {
     if (child == 0) {
       MemoryAccount account;
       BackgroundSave background(&account);
-      auto options = options_for(save, tag);
+      auto options = large_options(save, tag);
       options.counters.global_steps = round;
       options.blob.hold = background.buffers();
       auto writer = std::make_unique<CheckpointWriter>(options);

@@ -15,7 +15,7 @@
 namespace ds {
 namespace {
 
-struct Sizes {
+struct CodeSizes {
   int64_t batch, queries, keys, heads, kv_heads, size;
 };
 
@@ -104,7 +104,7 @@ class TokenCodes : public ::testing::Test {
   }
 
   // `block_tokens` 0: one piece. Scales are NaN where no token was written.
-  Cache make_cache(const Sizes& s, int64_t block_tokens) {
+  Cache make_cache(const CodeSizes& s, int64_t block_tokens) {
     Cache cache;
     cache.tokens = s.keys;
     const int64_t columns = block_tokens == 0 ? 1 : (s.keys + block_tokens - 1) / block_tokens;
@@ -168,7 +168,7 @@ class TokenCodes : public ::testing::Test {
 
   // The definition over the numbers that `value` gives of (part, b, t, h, d).
   template <class Value>
-  std::vector<double> reference(const Sizes& s, const Tensor& q, int64_t window,
+  std::vector<double> reference(const CodeSizes& s, const Tensor& q, int64_t window,
                                 const Value& value) {
     kernels::AttentionProblem p;
     p.batch = s.batch;
@@ -198,10 +198,10 @@ class TokenCodes : public ::testing::Test {
                                    lse.data());
     return out;
   }
-  static float scale_of(const Sizes& s) {
+  static float scale_of(const CodeSizes& s) {
     return static_cast<float>(1 / std::sqrt(static_cast<double>(s.size)));
   }
-  Tensor attend(const Sizes& s, const Cache& cache, const Tensor& q, int64_t window,
+  Tensor attend(const CodeSizes& s, const Cache& cache, const Tensor& q, int64_t window,
                 const OpContext& ctx) {
     Tensor out = make(q.dtype(), {s.batch, s.queries, s.heads, s.size});
     Tensor lse = make(DType::kFloat32, {s.batch, s.heads, s.queries});
@@ -217,7 +217,7 @@ class TokenCodes : public ::testing::Test {
   }
 
   // Attention over a cache that the tokens came to in several passes.
-  void check_attention(const Sizes& s, DType dtype, int64_t window) {
+  void check_attention(const CodeSizes& s, DType dtype, int64_t window) {
     SCOPED_TRACE(str_cat(seed_, ": ", dtype_name(dtype), " ", s.batch, " x ", s.queries, " x ",
                          s.keys, ", heads ", s.heads, "/", s.kv_heads, " of ", s.size, ", window ",
                          window));
@@ -245,7 +245,7 @@ class TokenCodes : public ::testing::Test {
     }
   }
 
-  void compare(const Sizes& s, const Tensor& q, int64_t window, const Cache& cache, const Tensor& k,
+  void compare(const CodeSizes& s, const Tensor& q, int64_t window, const Cache& cache, const Tensor& k,
                const Tensor& v, const Tensor& out) {
     const bool few = s.queries <= 4;
     const auto given = [&](const Tensor& x, int64_t b, int64_t t, int64_t h, int64_t d) {
@@ -316,7 +316,7 @@ TEST_F(TokenCodes, SeveralLengths) {
   for (const int64_t queries : {1, 3, 7}) {
     for (const int64_t block_tokens : {0, 16}) {
       SCOPED_TRACE(str_cat(seed_, ": ", queries, " queries, blocks of ", block_tokens));
-      const Sizes s{3, queries, 80, 4, 2, 20};
+      const CodeSizes s{3, queries, 80, 4, 2, 20};
       const std::array<int32_t, 3> lengths{61, 7, 30};
       Cache cache = make_cache(s, block_tokens);
       const Tensor k = normal(DType::kFloat32, {3, 80, 2, 20}),
@@ -353,7 +353,7 @@ TEST_F(TokenCodes, SeveralLengths) {
 // Keys turn before they are rounded.
 TEST_F(TokenCodes, RotatedKeys) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    const Sizes s{2, 5, 12, 4, 2, 24};
+    const CodeSizes s{2, 5, 12, 4, 2, 24};
     Cache cache = make_cache(s, 5);
     const Tensor cos = normal(DType::kFloat32, {20, 8}), sin = normal(DType::kFloat32, {20, 8});
     const Tensor places = make(DType::kInt32, {2, 5});
@@ -373,7 +373,7 @@ TEST_F(TokenCodes, RotatedKeys) {
 
 // What is not finite stays visible, and zeros are zeros.
 TEST_F(TokenCodes, NumbersWithoutACode) {
-  const Sizes s{1, 1, 4, 1, 1, 20};
+  const CodeSizes s{1, 1, 4, 1, 1, 20};
   for (const float bad :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     for (const int64_t at : {0, 19}) {
@@ -395,7 +395,7 @@ TEST_F(TokenCodes, NumbersWithoutACode) {
 }
 
 TEST_F(TokenCodes, Refusals) {
-  const Sizes s{1, 1, 4, 2, 2, 20};
+  const CodeSizes s{1, 1, 4, 2, 2, 20};
   Cache cache = make_cache(s, 0);
   Tensor q = make(DType::kFloat32, {1, 1, 2, 20});
   Tensor out = make(DType::kFloat32, q.shape());
