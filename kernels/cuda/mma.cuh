@@ -139,19 +139,24 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const unsigned (&a)[
   const auto* const lanes =
       reinterpret_cast<const Operands*>(emulation::exchange(kAllLanes, &mine, sizeof(mine)));
   const unsigned lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
-  for (unsigned i = 0; i < 4; ++i) {
-    const unsigned half = i / 2, column = 2 * t + i % 2;
-    float sum = c[i];
-    for (unsigned k_half = 0; k_half < 2; ++k_half) {
-      for (unsigned quad = 0; quad < 4; ++quad) {
-        const float(&x)[2] = lanes[4 * g + quad].a[2 * k_half + half];
-        const float(&y)[2] = lanes[4 * column + quad].b[k_half];
-        sum += x[0] * y[0];
-        sum += x[1] * y[1];
+  // Element by element of k, so that the processor works on four sums at once.
+  float sums[4] = {c[0], c[1], c[2], c[3]};
+  for (unsigned k_half = 0; k_half < 2; ++k_half) {
+    for (unsigned quad = 0; quad < 4; ++quad) {
+      const Operands& row = lanes[4 * g + quad];
+      const float(&upper)[2] = row.a[2 * k_half];
+      const float(&lower)[2] = row.a[2 * k_half + 1];
+      const float(&left)[2] = lanes[4 * (2 * t) + quad].b[k_half];
+      const float(&right)[2] = lanes[4 * (2 * t + 1) + quad].b[k_half];
+      for (unsigned k = 0; k < 2; ++k) {
+        sums[0] += upper[k] * left[k];
+        sums[1] += upper[k] * right[k];
+        sums[2] += lower[k] * left[k];
+        sums[3] += lower[k] * right[k];
       }
     }
-    c[i] = sum;
   }
+  for (unsigned i = 0; i < 4; ++i) c[i] = sums[i];
 #endif
 }
 

@@ -245,8 +245,8 @@ class TokenCodes : public ::testing::Test {
     }
   }
 
-  void compare(const CodeSizes& s, const Tensor& q, int64_t window, const Cache& cache, const Tensor& k,
-               const Tensor& v, const Tensor& out) {
+  void compare(const CodeSizes& s, const Tensor& q, int64_t window, const Cache& cache,
+               const Tensor& k, const Tensor& v, const Tensor& out) {
     const bool few = s.queries <= 4;
     const auto given = [&](const Tensor& x, int64_t b, int64_t t, int64_t h, int64_t d) {
       return number(x, ((b * s.keys + t) * s.kv_heads + h) * s.size + d);
