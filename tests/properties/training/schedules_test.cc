@@ -230,19 +230,19 @@ TEST(RatesThatAreSet, HoldForAllGroupsUntilTheScheduleMoves) {
 // Weight decay that moves with the applied steps: linear or by half a cosine, then constant. A
 // gradient of zero leaves of AdamW's update the decay alone. A group's own decay stays.
 TEST(WeightDecaySchedule, MovesAsMegatronsDoes) {
-  constexpr double kRate = 0.125, kStart = 0.1, kEnd = 0.9;
+  constexpr double kTopRate = 0.125, kStart = 0.1, kEnd = 0.9;
   for (const char* way : {"constant", "linear", "cosine"}) {
     for (const char* type : {"AdamW", "Lion", "SGD"}) {
       SCOPED_TRACE(str_cat(way, ", ", type));
       Json section = {{"param_groups",
                        {{{"name", "own"}, {"match", {"b"}}, {"weight_decay", 0.25}},
-                        {{"name", "rate"}, {"match", {"c"}}, {"lr", kRate / 2}}}}};
+                        {{"name", "rate"}, {"match", {"c"}}, {"lr", kTopRate / 2}}}}};
       if (way != std::string("constant")) {
         section["weight_decay_schedule"] = {
             {"type", way}, {"start", kStart}, {"end", kEnd}, {"total_num_steps", 8}};
       }
       Json config = own_config(0, Json::object(),
-                               optimizer(type, {{"lr", kRate}, {"weight_decay", 0.5}}, section));
+                               optimizer(type, {{"lr", kTopRate}, {"weight_decay", 0.5}}, section));
       nn::ParameterSet set;
       for (const char* name : {"a", "b", "c"}) {
         nn::Parameter p;
@@ -267,9 +267,9 @@ TEST(WeightDecaySchedule, MovesAsMegatronsDoes) {
           engine.load(folder.path(), "a");
         }
         engine.step();
-        a *= 1 - kRate * decay;
-        b *= 1 - kRate * 0.25;
-        c *= 1 - kRate / 2 * decay;
+        a *= 1 - kTopRate * decay;
+        b *= 1 - kTopRate * 0.25;
+        c *= 1 - kTopRate / 2 * decay;
         ASSERT_NEAR(flat(model->get("a"))[0], a, 1e-6) << step;
         ASSERT_NEAR(flat(model->get("b"))[0], b, 1e-6) << step;
         ASSERT_NEAR(flat(model->get("c"))[0], c, 1e-6) << step;
