@@ -89,7 +89,7 @@ class BlockCache {
   Blocks cache_;
   std::map<void*, Pool*> pooled_;  // blocks of pools, free or not
   std::atomic<Pool*> open_pool_{nullptr};
-  std::thread::id pool_thread_;  // written before it
+  std::atomic<std::thread::id> pool_thread_;  // written before it
   std::atomic<int64_t> reserved_{0};
   std::atomic<int64_t> system_allocations_{0};
 };

@@ -1,6 +1,7 @@
 // Tokenizers and data sets through the C ABI: good use, and documents and tensors that are wrong.
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -247,6 +248,74 @@ TEST(CapiDataset, MergesPrefixes) {
   refused(ds::str_cat("[\"", both, "\"]"), DS_ERR_INVALID_ARGUMENT, "cannot be its output");
 }
 
+// A sample's whole words come from one member, and each member has its share.
+TEST(CapiDataset, BlendsDrawByWeight) {
+  const World world;
+  const std::string digits = world.folder.file("digits.txt");
+  std::ofstream(digits) << std::string(20000, '7');
+  const std::string spec = ds::str_cat(
+      R"({"kind": "blend", "sequence_length": 8, "samples": 100, "split": "1,0,0", "seed": 3,)",
+      R"( "weights": [0.25, 0.75], "members": [{"path": ")", world.folder.file("text.txt"),
+      R"("}, {"kind": "gpt", "path": ")", digits, R"("}]})");
+  ds_dataset* data = nullptr;
+  ASSERT_DS_OK(ds_dataset_open(spec.c_str(), nullptr, &data));
+  int of_digits = 0;
+  for (int64_t i = 0; i < 100; ++i) {
+    const std::vector<int32_t> ids = field(data, i, "ids");
+    const auto sevens = std::count(ids.begin(), ids.end(), '7');
+    EXPECT_TRUE(sevens == 0 || sevens == 8) << i;
+    of_digits += sevens == 8;
+  }
+  EXPECT_NEAR(of_digits, 75, 1);
+  ds_dataset_destroy(data);
+}
+
+// The answers alone are learned; two short examples share a sample, in segments of their own.
+TEST(CapiDataset, PacksExamples) {
+  const World world;
+  const std::string examples = world.folder.file("examples.jsonl");
+  std::ofstream(examples) << R"({"prompt": "ab", "completion": "cd"})"
+                          << "\n"
+                          << R"({"prompt": "e", "completion": "fg"})"
+                          << "\n";
+  const auto open = [&](const std::string& more) {
+    const std::string spec = ds::str_cat(
+        R"({"kind": "packed", "path": ")", examples,
+        R"(", "sequence_length": 16, "split": "1,0,0", "append_end": false)", more, "}");
+    ds_dataset* out = nullptr;
+    EXPECT_DS_OK(ds_dataset_open(spec.c_str(), nullptr, &out));
+    return out;
+  };
+  ds_dataset* packed = open("");
+  const auto ids = field(packed, 0, "ids"), labels = field(packed, 0, "labels"),
+             segments = field(packed, 0, "segments");
+  ASSERT_EQ(ids.size(), 16u);
+  int learned = 0;
+  for (size_t t = 0; t < labels.size(); ++t) {
+    if (labels[t] < 0) continue;
+    ++learned;
+    EXPECT_NE(std::string("cdfg").find(static_cast<char>(labels[t])), std::string::npos) << t;
+  }
+  EXPECT_EQ(learned, 4);
+  EXPECT_EQ(segments[0], 0);
+  EXPECT_GT(*std::max_element(segments.begin(), segments.end()), 0);
+  ds_dataset_destroy(packed);
+  // Prompts are learned on request, but for the first token of each, which nothing precedes.
+  ds_dataset* whole = open(R"(, "learn_prompts": true, "pack": false)");
+  ds_dataset_info info = DS_DATASET_INFO_INIT;
+  ASSERT_DS_OK(ds_dataset_describe(whole, &info));
+  EXPECT_EQ(info.samples, 2);
+  for (int64_t i = 0; i < 2; ++i) {
+    const auto given = field(whole, i, "labels");
+    const auto count = std::count_if(given.begin(), given.end(), [](int32_t l) { return l >= 0; });
+    EXPECT_TRUE(count == 2 || count == 3) << count;
+  }
+  ds_tensor* none = nullptr;
+  EXPECT_EQ(ds_dataset_sample(whole, 0, &none), DS_ERR_UNSUPPORTED);
+  EXPECT_THAT(ds_last_error_message(), HasSubstr("ds_dataset_field"));
+  ds_dataset_destroy(whole);
+}
+
 TEST(CapiDataset, RefusesOddSpecifications) {
   const World world;
   const std::string path = world.folder.file("text.txt");
@@ -277,6 +346,34 @@ TEST(CapiDataset, RefusesOddSpecifications) {
       {R"("path": "$", "sequence_length": 8, "eod_id": -1)", DS_ERR_CONFIG, "/eod_id"},
       {R"("path": "/no/such/file", "sequence_length": 8)", DS_ERR_NOT_FOUND, "/no/such/file"},
       {R"("path": "$", "sequence_length": 1000000)", DS_ERR_INVALID_ARGUMENT, "tokens"},
+      {R"("kind": "gtp", "path": "$", "sequence_length": 8)", DS_ERR_CONFIG, "/kind must be"},
+      {R"("kind": 3, "path": "$", "sequence_length": 8)", DS_ERR_CONFIG, "not 3"},
+      {R"("kind": "packed", "path": "$", "sequence_length": 8, "chat_template": "x")",
+       DS_ERR_CONFIG, "/chat_template is unknown: \"x\""},
+      {R"("kind": "packed", "path": "$", "sequence_length": 8, "too_long": "split")", DS_ERR_CONFIG,
+       "/too_long must be \"cut\" or \"skip\""},
+      {R"("kind": "packed", "path": "$", "sequence_length": 8, "pack": 1)", DS_ERR_CONFIG, "/pack"},
+      {R"("kind": "packed", "path": "$", "sequence_length": 8, "pad_id": -2)", DS_ERR_CONFIG,
+       "/pad_id"},
+      {R"("kind": "packed", "path": "$", "sequence_length": 8, "pairs": true)", DS_ERR_CONFIG,
+       "pairs"},
+      {R"("kind": "mlm", "path": "$", "sequence_length": 8, "mask_probability": 1.5)",
+       DS_ERR_CONFIG, "/mask_probability"},
+      {R"("kind": "mlm", "path": "$", "sequence_length": 8, "pairs": "yes")", DS_ERR_CONFIG,
+       "/pairs"},
+      {R"("kind": "blend", "sequence_length": 8, "samples": 4)", DS_ERR_CONFIG, "/members"},
+      {R"("kind": "blend", "sequence_length": 8, "samples": 4, "members": {})", DS_ERR_CONFIG,
+       "/members"},
+      {R"("kind": "blend", "sequence_length": 8, "samples": 4, "members": [3])", DS_ERR_CONFIG,
+       "/members/0"},
+      {R"("kind": "blend", "sequence_length": 8, "samples": 4, "members": [{"kind": "x"}])",
+       DS_ERR_CONFIG, "/members/0/kind"},
+      {R"("kind": "blend", "sequence_length": 8, "samples": 4,
+          "members": [{"path": "$", "seed": 1}])",
+       DS_ERR_CONFIG, "seed"},
+      {R"("kind": "blend", "sequence_length": 8, "samples": 4, "weights": ["a"],
+          "members": [{"path": "$"}])",
+       DS_ERR_CONFIG, "/weights"},
   };
   for (const Case& c : cases) {
     std::string fields = c.fields;

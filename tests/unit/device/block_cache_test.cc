@@ -139,5 +139,66 @@ TEST(BlockCache, ABrokenSourceChangesNothing) {
   cache.deallocate(block, 8000, MemoryTag::kOther);
 }
 
+// What is allocated between begin_pool() and end_pool() stays with the pool until that is given up.
+TEST(BlockCache, PoolsKeepTheirBlocksTogether) {
+  const auto device = make_cpu_device();
+  CountingSource source;
+  BlockCache cache(*device, source, {});
+  void* const before = cache.allocate(1024, MemoryTag::kOther);
+  cache.deallocate(before, 1024, MemoryTag::kOther);
+
+  BlockCache::Pool pool;
+  cache.begin_pool(pool);
+  EXPECT_TRUE(cache.uses_pool());
+  expect_error(Code::kState, {"recorded", "already"}, [&] {
+    BlockCache::Pool other;
+    cache.begin_pool(other);
+  });
+  void* const first = cache.allocate(1000, MemoryTag::kOther);
+  EXPECT_EQ(first, before) << "a cached block serves the pool";
+  void* const second = cache.allocate(1000, MemoryTag::kOther);
+  EXPECT_EQ(pool.bytes.load(), 2048);
+  cache.deallocate(first, 1000, MemoryTag::kOther);
+  std::thread([&] {
+    EXPECT_FALSE(cache.uses_pool()) << "another thread's work is not recorded";
+    void* const apart = cache.allocate(1000, MemoryTag::kOther);
+    EXPECT_NE(apart, first) << "a free block of a pool serves the pool alone";
+    cache.deallocate(apart, 1000, MemoryTag::kOther);
+  }).join();
+  EXPECT_EQ(cache.allocate(1000, MemoryTag::kOther), first) << "the pool's free block comes first";
+  cache.end_pool();
+  EXPECT_FALSE(cache.uses_pool());
+
+  cache.deallocate(first, 1000, MemoryTag::kOther);  // free again, but in the pool
+  cache.trim();
+  EXPECT_EQ(cache.reserved_bytes(), 2048) << "trimming leaves a pool's blocks";
+  cache.give_up(pool);  // `first` goes back to the cache at once, `second` when it is freed
+  EXPECT_EQ(pool.bytes.load(), 0);
+  cache.trim();
+  EXPECT_EQ(cache.reserved_bytes(), 1024);
+  cache.deallocate(second, 1000, MemoryTag::kOther);
+  cache.trim();
+  EXPECT_EQ(cache.reserved_bytes(), 0);
+}
+
+// Memory is not trimmed for a pool: giving it back would wait for work that is being recorded.
+TEST(BlockCache, APoolThatFindsNoMemorySaysSo) {
+  const auto device = make_cpu_device();
+  CountingSource source;
+  BlockCache cache(*device, source, {.limit_bytes = 10000});
+  void* const kept = cache.allocate(6000, MemoryTag::kOther);
+  cache.deallocate(kept, 6000, MemoryTag::kOther);
+  BlockCache::Pool pool;
+  cache.begin_pool(pool);
+  expect_error(Code::kOutOfMemory, {"out of memory on a test", "limit of 9.77 KiB"},
+               [&] { cache.allocate(8000, MemoryTag::kOther); });
+  EXPECT_EQ(pool.bytes.load(), 0);
+  cache.end_pool();
+  void* const served =
+      cache.allocate(8000, MemoryTag::kOther);  // outside of it the cache is trimmed
+  cache.deallocate(served, 8000, MemoryTag::kOther);
+  cache.give_up(pool);
+}
+
 }  // namespace
 }  // namespace ds
