@@ -1,5 +1,5 @@
-// Normalizers against Hugging Face's `tokenizers` (tests/parity/gen_normalizer_vectors.py), and documents that are
-// no normalizers.
+// Normalizers against Hugging Face's `tokenizers` (tests/parity/gen_normalizer_vectors.py), and
+// documents that are no normalizers.
 #include "tokenizer/normalizer.h"
 
 #include <gtest/gtest.h>
