@@ -14,6 +14,8 @@ import shlex
 
 from clang import cindex
 
+import equivalent_list
+
 K = cindex.CursorKind
 
 RELATIONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
@@ -207,24 +209,6 @@ def clang_arguments(command):
     return kept + ["-w"]
 
 
-def check_lines(root, list_of_them):
-    """Stops when lines that the list names are no longer there: at once, and not after all sources were parsed."""
-    gone = []
-    for number, file, _, source in entries(list_of_them):
-        path = pathlib.Path(root) / file
-        if not path.exists() or source not in (line.strip() for line in path.read_text().splitlines()):
-            gone.append(f"{list_of_them}:{number}: {file} has no such line any more")
-    if gone:
-        raise SystemExit("mutation: " + "\n".join(gone))
-
-
-def entries(list_of_them):
-    for number, line in enumerate(pathlib.Path(list_of_them).read_text().splitlines(), 1):
-        if line and not line.startswith("#"):
-            file, what, source, _ = (part.strip() for part in line.split(" | "))
-            yield number, file, what, source
-
-
 def equivalent(found, list_of_them):
     """Those that the list names: they change nothing that can be seen, and their line there says why."""
     by_entry = collections.defaultdict(list)
@@ -232,7 +216,7 @@ def equivalent(found, list_of_them):
         by_entry[mutant.file, mutant.what, mutant.source].append(mutant)
     files = {mutant.file for mutant in found}
     out = set()
-    for number, file, what, source in entries(list_of_them):
+    for number, file, what, source in equivalent_list.entries(list_of_them):
         meant = by_entry[file, what, source]
         if file in files and not meant:
             raise SystemExit(f"mutation: {list_of_them}:{number}: there is no such mutant any more")

@@ -30,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Collection
 
+import equivalent_list
 import find_mutants
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -402,8 +403,10 @@ def main():
     tree = source / "build/dev"
     source.mkdir(parents=True, exist_ok=True)
 
-    listed = pathlib.Path(__file__).with_name("equivalent.txt")
-    find_mutants.check_lines(ROOT, listed)
+    listed = equivalent_list.LIST
+    gone = equivalent_list.gone_lines(ROOT, listed)
+    if gone:  # at once, and not after all sources were parsed
+        raise SystemExit("mutation: " + "\n".join(gone))
     mutants, outcomes, left_out, tried = chosen_mutants(options, folder, listed)
     copy_sources(source, mutants)
     in_build = [None if m in outcomes and outcomes[m] is None else m for m in mutants]
