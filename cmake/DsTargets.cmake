@@ -25,7 +25,9 @@ function(ds_join_sources name count sources apart out)
     if(length EQUAL 1)
       list(APPEND units ${batch})
     else()
-      set(text "")
+      # gcc takes classes of an included source for those of a header.
+      string(CONCAT text "#if defined(__GNUC__) && !defined(__clang__)\n"
+                         "#pragma GCC diagnostic ignored \"-Wsubobject-linkage\"\n#endif\n")
       foreach(source IN LISTS batch)
         cmake_path(ABSOLUTE_PATH source NORMALIZE)
         cmake_path(RELATIVE_PATH source BASE_DIRECTORY ${CMAKE_SOURCE_DIR})

@@ -122,10 +122,11 @@ void HierarchicalTransport::move_local(const Movement& movement, bool stage, con
   Record record = last_;
   if (stage) record.input = record.output = {};
   // A near rank may be waiting for a far one. Whoever waits for the far one is to report first, and
-  // name it; the near ones are told.
+  // name it; the near ones are told. A far one may in turn ask whom this rank waits for.
   Watch longer = watch;
   longer.grace = std::clamp<std::chrono::milliseconds>(
       watch.allowed / 4, std::chrono::milliseconds(500), std::chrono::seconds(5));
+  longer.beside = all_.get();
   local_->exchange(record, {}, longer);
   local_->move(near_movement, longer);
 }

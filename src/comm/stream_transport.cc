@@ -9,11 +9,27 @@
 namespace ds::comm {
 namespace {
 
-struct FailureFrame {
+// What control connections carry: frames of a code and that many bytes. The code of a failure is
+// that of its error.
+struct Frame {
   int32_t code;
   uint32_t bytes;
 };
-constexpr size_t kMostFailure = 2048;
+constexpr size_t kMostBytes = 2048;
+constexpr int32_t kQuestion = -1, kAnswer = -2;  // see WaitingRanks
+// Answers must fit.
+constexpr int kMostRanksAsked = 8 * (static_cast<int>(kMostBytes) - 64);
+
+std::string frame_of(int32_t code, std::string_view bytes) {
+  const Frame frame{code, static_cast<uint32_t>(bytes.size())};
+  return std::string(reinterpret_cast<const char*>(&frame), sizeof(frame)) + std::string(bytes);
+}
+
+// How long answers are waited for beyond a deadline.
+std::chrono::milliseconds time_for_answers(const Watch& watch) {
+  return std::clamp<std::chrono::milliseconds>(watch.allowed / 8, std::chrono::milliseconds(100),
+                                               std::chrono::seconds(1));
+}
 
 }  // namespace
 
@@ -22,7 +38,8 @@ StreamTransport::StreamTransport(int rank, int size)
       heard_(static_cast<size_t>(size)),
       blocked_(static_cast<size_t>(size)),
       control_closed_(static_cast<size_t>(size)),
-      control_in_(static_cast<size_t>(size)) {}
+      control_in_(static_cast<size_t>(size)),
+      waiting_(rank, size) {}
 
 Tensor StreamTransport::shared_tensor(const std::shared_ptr<Device>& device, DType dtype,
                                       const Shape& shape, MemoryTag tag, const GatherTexts&) {
@@ -33,16 +50,29 @@ Tensor StreamTransport::shared_tensor(const std::shared_ptr<Device>& device, DTy
 
 void StreamTransport::await(std::span<const int> readable, std::span<const int> writable,
                             Channel channel, const Watch& watch) {
-  const bool ready = wait_for_links(readable, writable, channel, watch.end());
+  const auto end = waiting_.asking() ? waiting_.until() : watch.end();
+  const bool ready = wait_for_links(readable, writable, channel, end);
   watch.slept();
+  const std::span<const int> late = readable.empty() ? writable : readable;
+  hear_peers(late);
+  const auto now = Clock::now();
+  if (now < watch.end()) waiting_.stop_asking();
+  if (ready || now < watch.end()) return;
+  if (!waiting_.asking() && size() <= kMostRanksAsked) {
+    const std::string question = waiting_.ask(now + time_for_answers(watch));
+    for (int peer = 0; peer < size(); ++peer) tell(peer, kQuestion, question);
+  }
+  if (waiting_.asking() && now < waiting_.until()) return;
+  fail(Code::kComm, watch.what(), ": ", rank_list(waiting_.to_blame(late)),
+       " did not arrive within ", format_number(static_cast<double>(watch.allowed.count()) / 1000),
+       " s; ", rank_states());
+}
+
+void StreamTransport::hear_peers(std::span<const int> awaited) {
   hear_control();
   check_raised();
-  if (ready || Clock::now() < watch.end()) return;
-  std::vector<int> late(readable.begin(), readable.end());
-  if (late.empty()) late.assign(writable.begin(), writable.end());
-  std::ranges::sort(late);
-  fail(Code::kComm, watch.what(), ": ", rank_list(late), " did not arrive within ",
-       format_number(static_cast<double>(watch.allowed.count()) / 1000), " s; ", rank_states());
+  if (!waiting_.asked()) return;
+  for (const auto& [peer, bytes] : waiting_.answer(awaited)) tell(peer, kAnswer, bytes);
 }
 
 void StreamTransport::fail_lost(int peer, const Watch& watch) {
@@ -121,24 +151,23 @@ void StreamTransport::raise_here(Code code, std::string text) noexcept {
 void StreamTransport::raise(Code code, std::string_view text) noexcept {
   if (raised_) return;
   try {
-    const std::string_view cut = text.substr(0, kMostFailure - 100);
+    const std::string_view cut = text.substr(0, kMostBytes - 100);
     const std::string told = code == Code::kAborted ? str_cat("rank ", rank(), " aborted the group",
                                                               cut.empty() ? "" : ": ", cut)
                                                     : str_cat(cut, " (found by rank ", rank(), ")");
-    const FailureFrame frame{static_cast<int32_t>(code), static_cast<uint32_t>(told.size())};
-    std::string bytes(reinterpret_cast<const char*>(&frame), sizeof(frame));
-    bytes += told;
     raise_here(code, std::string(text));
-    const std::lock_guard lock(control_mutex_);
-    for (int peer = 0; peer < size(); ++peer) {
-      // The connection carries nothing else: so little always fits.
-      if (peer != rank()) {
-        send_some(kControl, peer, bytes.data(), static_cast<int64_t>(bytes.size()));
-      }
-    }
+    for (int peer = 0; peer < size(); ++peer) tell(peer, static_cast<int32_t>(code), told);
   } catch (...) {  // no memory for the text: peers see the connections close
     raise_here(code, {});
   }
+}
+
+void StreamTransport::tell(int peer, int32_t code, std::string_view bytes) {
+  if (peer == rank()) return;
+  const std::string frame = frame_of(code, bytes);
+  const std::lock_guard lock(control_mutex_);
+  // The connection carries little else: so little always fits.
+  send_some(kControl, peer, frame.data(), static_cast<int64_t>(frame.size()));
 }
 
 void StreamTransport::check_raised() const {
@@ -148,29 +177,43 @@ void StreamTransport::check_raised() const {
 }
 
 void StreamTransport::hear_control() {
-  for (int peer = 0; peer < size(); ++peer) {
+  for (int peer = 0; peer < size() && !raised_; ++peer) {
     const auto i = static_cast<size_t>(peer);
     if (peer == rank() || control_closed_[i]) continue;
     std::string& in = control_in_[i];
     char buffer[512];
-    while (true) {
+    while (!control_closed_[i]) {
       const int64_t n = receive_some(kControl, peer, buffer, sizeof(buffer));
       if (n < 0) control_closed_[i] = 1;
       if (n <= 0) break;
       in.append(buffer, static_cast<size_t>(n));
-      if (in.size() > sizeof(FailureFrame) + kMostFailure) {
-        control_closed_[i] = 1;
-        break;
-      }
+      hear_frames(peer);
     }
-    FailureFrame frame;
-    if (in.size() < sizeof(frame)) continue;
+  }
+}
+
+// Takes the frames that are complete.
+void StreamTransport::hear_frames(int peer) {
+  const auto i = static_cast<size_t>(peer);
+  std::string& in = control_in_[i];
+  Frame frame;
+  while (in.size() >= sizeof(frame)) {
     std::memcpy(&frame, in.data(), sizeof(frame));
-    if (frame.bytes > kMostFailure || in.size() < sizeof(frame) + frame.bytes) continue;
-    const auto code = static_cast<Code>(frame.code);
-    raise_here(code == Code::kAborted ? code : Code::kComm,
-               peer_text(in.substr(sizeof(frame), frame.bytes)));
-    return;
+    if (frame.bytes > kMostBytes) {  // no frame of ours
+      control_closed_[i] = 1;
+      return;
+    }
+    if (in.size() < sizeof(frame) + frame.bytes) return;
+    const std::string bytes = in.substr(sizeof(frame), frame.bytes);
+    in.erase(0, sizeof(frame) + frame.bytes);
+    if (frame.code == kQuestion) {
+      waiting_.hear_question(peer, bytes);
+    } else if (frame.code == kAnswer) {
+      waiting_.hear_answer(peer, bytes);
+    } else {
+      const auto code = static_cast<Code>(frame.code);
+      return raise_here(code == Code::kAborted ? code : Code::kComm, peer_text(bytes));
+    }
   }
 }
 

@@ -9,13 +9,14 @@
 #include <vector>
 
 #include "comm/transport.h"
+#include "comm/waiting_ranks.h"
 
 namespace ds::comm {
 
 enum Channel : uint32_t {
   kData,     // records and blocks of collectives, in their order
   kStream,   // messages
-  kControl,  // failures
+  kControl,  // failures, and who waits for whom
 };
 inline constexpr int kChannels = 3;
 
@@ -32,6 +33,7 @@ class StreamTransport : public Transport {
   int64_t write_some(int peer, const std::byte* data, int64_t bytes) override;
   int64_t read_some(int peer, std::byte* data, int64_t bytes) override;
   void wait_for_streams(std::span<const int> peers, const Watch& watch) override;
+  void hear_peers(std::span<const int> awaited) override;
   void announce(const Record&, bool) noexcept override {}
   Tensor shared_tensor(const std::shared_ptr<Device>& device, DType dtype, const Shape& shape,
                        MemoryTag tag, const GatherTexts& gather) override;
@@ -69,7 +71,10 @@ class StreamTransport : public Transport {
   int64_t pass(std::vector<Part>& parts, bool send, const Watch& watch);
   void await(std::span<const int> readable, std::span<const int> writable, Channel channel,
              const Watch& watch);
+  // The control connections: failures, and who waits for whom.
   void hear_control();
+  void hear_frames(int peer);
+  void tell(int peer, int32_t code, std::string_view bytes);
   [[noreturn]] void fail_lost(int peer, const Watch& watch);
   std::string rank_states() const;
   void raise_here(Code code, std::string text) noexcept;
@@ -87,7 +92,8 @@ class StreamTransport : public Transport {
   std::vector<char> control_closed_;  // by peer
   std::vector<std::string> control_in_;
   std::vector<std::byte> scratch_;  // chunks of peers, and parts that have no other place
-  std::mutex control_mutex_;        // sends of failures
+  std::mutex control_mutex_;        // what is sent there
+  WaitingRanks waiting_;
   mutable std::mutex raised_mutex_;
   std::atomic<bool> raised_{false};
   Code raised_code_ = Code::kComm;

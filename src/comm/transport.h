@@ -38,12 +38,15 @@ struct Deadline {
   }
 };
 
+class Transport;
+
 // What a wait is for and how long it may last.
 struct Watch {
   const Record& record;
   Deadline& deadline;
   std::chrono::milliseconds allowed;
   std::chrono::milliseconds grace{0};  // beyond the deadline
+  Transport* beside = nullptr;         // another of this rank, whose peers are heard meanwhile
 
   void slept() const { deadline.look(); }
   Clock::time_point end() const { return deadline.at + grace; }
@@ -121,6 +124,9 @@ class Transport {
   // Waits a little for any stream to get ready, or for wake(). `peers` are those awaited.
   virtual void wait_for_streams(std::span<const int> peers, const Watch& watch) = 0;
   virtual void wake() noexcept = 0;  // any thread
+  // While this rank waits for others (`awaited`) elsewhere: peers that ask whom it waits for are
+  // answered, and what they raised is thrown.
+  virtual void hear_peers(std::span<const int>) {}
 
   // What this rank does now (`busy`) or did last, for the messages of others.
   virtual void announce(const Record& record, bool busy) noexcept = 0;

@@ -86,8 +86,9 @@ void ShmTransport::check_peers(std::span<const int> peers, const Watch& watch, u
                : "has left the group: its communicator is gone",
          "; ", rank_states());
   }
+  for (int& peer : awaited) peer = name_of(peer);
+  if (watch.beside != nullptr) watch.beside->hear_peers(awaited);
   if (Clock::now() >= watch.end()) {
-    for (int& peer : awaited) peer = name_of(peer);
     fail(Code::kComm, watch.what(), ": ", rank_list(awaited), " did not arrive within ",
          seconds_text(watch.allowed.count()), "; ", rank_states());
   }

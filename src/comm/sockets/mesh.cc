@@ -178,14 +178,14 @@ void Meeting::wait_for_events() const {
 }
 
 void Meeting::fail_late() const {
-  constexpr char kAdvice[] = "; give every rank a host_address that others can reach";
+  constexpr char kReachable[] = "; give every rank a host_address that others can reach";
   const auto place = [&](int peer) {
     const MeshEntry& entry = entries_[static_cast<size_t>(peer)];
     return str_cat(printable(entry.address), " port ", entry.port);
   };
   if (!visits_.empty()) {
     const int peer = visits_.front().peer;
-    fail(Code::kComm, "rank ", peer, " cannot be reached at ", place(peer), ": ", why_, kAdvice);
+    fail(Code::kComm, "rank ", peer, " cannot be reached at ", place(peer), ": ", why_, kReachable);
   }
   std::vector<int> absent;
   for (int peer = rank_ + 1; peer < size_; ++peer) {
@@ -195,7 +195,7 @@ void Meeting::fail_late() const {
     if (!there) absent.push_back(peer);
   }
   fail(Code::kComm, rank_list(absent), " did not connect to rank ", rank_, " at ", place(rank_),
-       kAdvice);
+       kReachable);
 }
 
 }  // namespace
