@@ -60,7 +60,8 @@ def attempt(scratch, name, case, deadline, patience):
                 return f"{what}rank {rank} hangs", took
             if status[rank] == 0:
                 return f"{what}rank {rank} ended as if nothing had happened", took
-            if not re.search(rf"rank {victim}\b", job.error(rank)):
+            named = rf"rank {victim} did not arrive" if sent == signal.SIGSTOP else rf"rank {victim}\b"
+            if not re.search(named, job.error(rank)):
                 return f"{what}rank {rank} does not name it: {job.error(rank)}", took
         job.processes[victim].send_signal(signal.SIGKILL)
         job.wait(10)
