@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <chrono>
@@ -16,6 +17,7 @@
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 
 namespace tool {
 namespace {
@@ -65,18 +67,22 @@ void adopt_orphans() { ::prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); }
 
 std::vector<pid_t> descendants() {
   const std::unordered_map<pid_t, Process> all = all_processes();
-  std::vector<pid_t> found;
+  std::vector<std::pair<size_t, pid_t>> found;  // with the number of parents below this process
   for (const auto& [id, process] : all) {
     if (process.ended) continue;
     pid_t at = process.parent;
+    size_t steps = 0;
     // Read one after the other, parents may look like a circle when a number was used again.
-    for (size_t steps = 0; at > 1 && at != ::getpid() && steps < all.size(); ++steps) {
+    for (; at > 1 && at != ::getpid() && steps < all.size(); ++steps) {
       const auto parent = all.find(at);
       at = parent == all.end() ? 0 : parent->second.parent;
     }
-    if (at == ::getpid()) found.push_back(id);
+    if (at == ::getpid()) found.emplace_back(steps, id);
   }
-  return found;
+  std::sort(found.begin(), found.end());
+  std::vector<pid_t> ids;
+  for (const auto& [steps, id] : found) ids.push_back(id);
+  return ids;
 }
 
 bool is_stopped(pid_t id) {

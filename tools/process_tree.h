@@ -11,8 +11,9 @@ namespace tool {
 // Orphans below this process become its children instead of init's.
 void adopt_orphans();
 
-// Children, their children and so on, from /proc; those that ended but were not waited for are left
-// out. Empty where /proc is not mounted.
+// Children, their children and so on, from /proc, parents before their children: a program that is
+// signalled in this order hears of it before the end of what it started. Those that ended but were
+// not waited for are left out. Empty where /proc is not mounted.
 std::vector<pid_t> descendants();
 
 // Whether it was stopped (SIGSTOP, a debugger) and does not run.

@@ -238,10 +238,12 @@ class Failures(LaunchCase):
         self.assertEqual(self.marked(), [])
 
     def test_siblings_may_clean_up(self):
-        done = self.shell(2, "[ $RANK = 0 ] && while [ ! -e ready ]; do sleep 0.05; done && exit 5; "
-                             "trap 'echo tidy; exit 0' TERM; sleep MARK & touch ready; wait",
+        # Each hears of the end before the program that it waits for ends by the same signal.
+        done = self.shell(8, "[ $RANK = 0 ] && while [ $(ls | wc -l) -lt 7 ]; do sleep 0.05; done && exit 5; "
+                             "trap 'echo tidy; exit 0' TERM; sleep MARK & touch ready-$RANK; wait",
                           status=5)
-        self.assertIn("[1] tidy", done.text)
+        for rank in range(1, 8):
+            self.assertIn(f"[{rank}] tidy", done.text)
         self.assertEqual(self.marked(), [])
 
     # Ranks that tell their failures as the library does, one after the other.

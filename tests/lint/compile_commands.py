@@ -13,7 +13,8 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-UNIT = re.compile(r'(#include "[^"]+"\n)+')
+# A unit that joins sources: what gcc is told, then the sources.
+UNIT = re.compile(r'(#(if|pragma|endif)\b.*\n)*(#include "[^"]+"\n)+')
 
 
 def joined_sources(unit, root):
@@ -21,7 +22,7 @@ def joined_sources(unit, root):
     text = unit.read_text(encoding="utf-8") if unit.exists() else ""
     if not UNIT.fullmatch(text):
         return []
-    names = re.findall(r'"([^"]+)"', text)
+    names = re.findall(r'#include "([^"]+)"', text)
     return [root / name for name in names] if all(name.endswith(".cc") for name in names) else []
 
 
