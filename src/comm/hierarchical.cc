@@ -121,8 +121,9 @@ void HierarchicalTransport::move_local(const Movement& movement, bool stage, con
   pick(movement.receives, near_movement.receives);
   Record record = last_;
   if (stage) record.input = record.output = {};
-  // A near rank may be waiting for a far one. Whoever waits for the far one is to report first, and
-  // name it; the near ones are told. A far one may in turn ask whom this rank waits for.
+  // A rank of this node may be waiting for one of another node. Whoever waits for that one directly
+  // is to report first, and name it; the others get its error. Ranks of other nodes may ask
+  // meanwhile whom this rank waits for.
   Watch longer = watch;
   longer.grace = std::clamp<std::chrono::milliseconds>(
       watch.allowed / 4, std::chrono::milliseconds(500), std::chrono::seconds(5));

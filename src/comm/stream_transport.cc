@@ -17,7 +17,8 @@ struct Frame {
 };
 constexpr size_t kMostBytes = 2048;
 constexpr int32_t kQuestion = -1, kAnswer = -2;  // see WaitingRanks
-// Answers must fit.
+// Two ranks know whom each waits for, and answers must fit into a frame.
+constexpr int kFewestRanksAsked = 3;
 constexpr int kMostRanksAsked = 8 * (static_cast<int>(kMostBytes) - 64);
 
 std::string frame_of(int32_t code, std::string_view bytes) {
@@ -58,9 +59,10 @@ void StreamTransport::await(std::span<const int> readable, std::span<const int> 
   const auto now = Clock::now();
   if (now < watch.end()) waiting_.stop_asking();
   if (ready || now < watch.end()) return;
-  if (!waiting_.asking() && size() <= kMostRanksAsked) {
+  const bool can_ask = size() >= kFewestRanksAsked && size() <= kMostRanksAsked;
+  if (can_ask && !waiting_.asking()) {
     const std::string question = waiting_.ask(now + time_for_answers(watch));
-    for (int peer = 0; peer < size(); ++peer) tell(peer, kQuestion, question);
+    for (int peer = 0; peer < size(); ++peer) send_control(peer, kQuestion, question);
   }
   if (waiting_.asking() && now < waiting_.until()) return;
   fail(Code::kComm, watch.what(), ": ", rank_list(waiting_.to_blame(late)),
@@ -72,7 +74,7 @@ void StreamTransport::hear_peers(std::span<const int> awaited) {
   hear_control();
   check_raised();
   if (!waiting_.asked()) return;
-  for (const auto& [peer, bytes] : waiting_.answer(awaited)) tell(peer, kAnswer, bytes);
+  for (const auto& [peer, bytes] : waiting_.answer(awaited)) send_control(peer, kAnswer, bytes);
 }
 
 void StreamTransport::fail_lost(int peer, const Watch& watch) {
@@ -156,13 +158,13 @@ void StreamTransport::raise(Code code, std::string_view text) noexcept {
                                                               cut.empty() ? "" : ": ", cut)
                                                     : str_cat(cut, " (found by rank ", rank(), ")");
     raise_here(code, std::string(text));
-    for (int peer = 0; peer < size(); ++peer) tell(peer, static_cast<int32_t>(code), told);
+    for (int peer = 0; peer < size(); ++peer) send_control(peer, static_cast<int32_t>(code), told);
   } catch (...) {  // no memory for the text: peers see the connections close
     raise_here(code, {});
   }
 }
 
-void StreamTransport::tell(int peer, int32_t code, std::string_view bytes) {
+void StreamTransport::send_control(int peer, int32_t code, std::string_view bytes) {
   if (peer == rank()) return;
   const std::string frame = frame_of(code, bytes);
   const std::lock_guard lock(control_mutex_);

@@ -74,7 +74,7 @@ class StreamTransport : public Transport {
   // The control connections: failures, and who waits for whom.
   void hear_control();
   void hear_frames(int peer);
-  void tell(int peer, int32_t code, std::string_view bytes);
+  void send_control(int peer, int32_t code, std::string_view bytes);
   [[noreturn]] void fail_lost(int peer, const Watch& watch);
   std::string rank_states() const;
   void raise_here(Code code, std::string text) noexcept;

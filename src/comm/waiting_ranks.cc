@@ -52,6 +52,8 @@ void WaitingRanks::hear_answer(int peer, std::string_view bytes) {
 
 std::vector<int> WaitingRanks::to_blame(std::span<const int> awaited) const {
   std::vector<int> reached(awaited.begin(), awaited.end()), silent;
+  std::vector<char> seen(answers_.size());
+  for (const int peer : awaited) seen[static_cast<size_t>(peer)] = 1;
   for (size_t i = 0; i < reached.size(); ++i) {
     const int peer = reached[i];
     if (peer == rank_) continue;
@@ -61,7 +63,7 @@ std::vector<int> WaitingRanks::to_blame(std::span<const int> awaited) const {
       continue;
     }
     for (const int next : *answer) {
-      if (std::ranges::find(reached, next) == reached.end()) reached.push_back(next);
+      if (!std::exchange(seen[static_cast<size_t>(next)], 1)) reached.push_back(next);
     }
   }
   if (silent.empty()) silent.assign(awaited.begin(), awaited.end());

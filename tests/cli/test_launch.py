@@ -239,7 +239,7 @@ class Failures(LaunchCase):
 
     def test_siblings_may_clean_up(self):
         # Each hears of the end before the program that it waits for ends by the same signal.
-        done = self.shell(8, "[ $RANK = 0 ] && while [ $(ls | wc -l) -lt 7 ]; do sleep 0.05; done && exit 5; "
+        done = self.shell(8, "[ $RANK = 0 ] && while [ $(ls | grep -c ready) -lt 7 ]; do sleep 0.05; done && exit 5; "
                              "trap 'echo tidy; exit 0' TERM; sleep MARK & touch ready-$RANK; wait",
                           status=5)
         for rank in range(1, 8):

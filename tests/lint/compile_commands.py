@@ -13,7 +13,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# A unit that joins sources: what gcc is told, then the sources.
+# A unit that joins sources: pragmas for gcc, then the sources.
 UNIT = re.compile(r'(#(if|pragma|endif)\b.*\n)*(#include "[^"]+"\n)+')
 
 
