@@ -219,6 +219,8 @@ void Trainer::set_boundary(std::optional<bool> boundary) {
 StepReport Trainer::finish_step() {
   StepReport report = apply_update();
   if (open_.mode.all_joined) return report;
+  report.seconds = open_.seconds();  // all that the timers of the step have measured lies in it
+  open_.clear_counters();
   observer_.finish_step(report);
   follow_ramp_up(run_.config, open_);
   const std::string reason = updater_.stop_reason();
@@ -335,8 +337,6 @@ void Trainer::complete(StepReport& report, const StepTotals& totals) {
   run_.model->set_step_open(false);
   ++open_.progress.steps;
   report.progress = open_.progress;
-  report.seconds = open_.seconds();
-  open_.clear_counters();
 }
 
 void Trainer::join() {
