@@ -22,7 +22,9 @@ struct Cut {
 
 Cut cut(const Matmul& p, const GpuStream& on) {
   Cut c;
-  c.large = divide_up(p.m, kLarge) * divide_up(p.n, kLarge) >= on.processors;
+  // Of a side that a small tile covers, a large one would multiply nothing but zeros in its other half.
+  c.large = p.m > kSmall && p.n > kSmall &&
+            divide_up(p.m, kLarge) * divide_up(p.n, kLarge) >= on.processors;
   const int64_t tile = c.large ? kLarge : kSmall;
   c.tiles_m = divide_up(p.m, tile);
   c.tiles_n = divide_up(p.n, tile);

@@ -6,14 +6,16 @@
 namespace ds::testing {
 namespace {
 
-// More processors than tiles: tiles of 64 x 64. One: 128 x 128.
+// More processors than tiles: tiles of 64 x 64. One: 128 x 128, but where a side is covered by 64.
 TEST_F(GpuMatmul, EveryLayoutAndAlignment) {
   for (const auto& [in, out] : kTypes) {
     for (int layout = 0; layout < 4; ++layout) {
       for (const int processors : {1, 100}) {
-        Matmul p = shape(70, 40, 72, layout);
+        Matmul p = shape(70, 90, 72, layout);
         check(p, in, out, 0, 0, false, false, processors, false);
         p = shape(19, 75, 37, layout);
+        check(p, in, out, 0, 0, false, false, processors, false);
+        p = shape(67, 75, 37, layout);
         p.accumulate = layout % 2 == 1;
         p.alpha = 0.25f;
         check(p, in, out, 3, 1, true, false, processors, false);
