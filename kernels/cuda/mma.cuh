@@ -17,6 +17,10 @@ __device__ __forceinline__ void copy_async(void* shared, const void* from, int b
 #elif !defined(__CUDACC__)
   auto* const to = static_cast<unsigned char*>(shared);
   const auto* const source = static_cast<const unsigned char*>(from);
+  if (bytes >= 16) {
+    std::memcpy(to, source, 16);
+    return;
+  }
   for (int i = 0; i < 16; ++i) to[i] = i < bytes ? source[i] : 0;
 #endif
 }
@@ -99,6 +103,51 @@ __device__ __forceinline__ unsigned pack_two(float low, float high) {
 
 // ---- the product ----
 
+#ifndef __CUDACC__
+// What a lane brings to multiply_add.
+struct LaneOperands {
+  unsigned a[4], b[2];
+  float c[4];
+};
+
+// The product of a warp, once for all its lanes: rows of c at a time, k in order.
+template <class T>
+void multiply_lanes(unsigned char* all) {
+  auto* const lanes = reinterpret_cast<LaneOperands*>(all);
+  const auto wide = [](unsigned two, float& first, float& second) {
+    T low, high;
+    low.bits = static_cast<uint16_t>(two);
+    high.bits = static_cast<uint16_t>(two >> 16);
+    first = widen(low);
+    second = widen(high);
+  };
+  float a[16][16], b[16][8];
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    const LaneOperands& from = lanes[lane];
+    const unsigned g = lane / 4, two_t = lane % 4 * 2;
+    for (unsigned i = 0; i < 4; ++i) {
+      float* const to = &a[g + i % 2 * 8][two_t + i / 2 * 8];
+      wide(from.a[i], to[0], to[1]);
+    }
+    for (unsigned i = 0; i < 2; ++i) {
+      const unsigned k = two_t + i * 8;
+      wide(from.b[i], b[k][g], b[k + 1][g]);
+    }
+  }
+  for (unsigned row = 0; row < 16; ++row) {
+    const auto at = [&](unsigned column) -> float& {
+      return lanes[row % 8 * 4 + column / 2].c[row / 8 * 2 + column % 2];
+    };
+    float sums[8];
+    for (unsigned column = 0; column < 8; ++column) sums[column] = at(column);
+    for (unsigned k = 0; k < 16; ++k) {
+      for (unsigned column = 0; column < 8; ++column) sums[column] += a[row][k] * b[k][column];
+    }
+    for (unsigned column = 0; column < 8; ++column) at(column) = sums[column];
+  }
+}
+#endif
+
 // c[16 x 8] += a[16 x 16] b[16 x 8] in fp32, T is bfloat16 or float16. With g = lane / 4 and
 // t = lane % 4 a lane has
 //   a: elements (row, k) at (g, 2t) (g + 8, 2t) (g, 2t + 8) (g + 8, 2t + 8), each with the next k;
@@ -122,41 +171,10 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const unsigned (&a)[
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
 #elif !defined(__CUDACC__)
-  struct Operands {
-    float a[4][2], b[2][2];
-  };
-  const auto wide = [](unsigned two, float(&to)[2]) {
-    T low, high;
-    low.bits = static_cast<uint16_t>(two);
-    high.bits = static_cast<uint16_t>(two >> 16);
-    to[0] = widen(low);
-    to[1] = widen(high);
-  };
-  Operands mine;
-  for (int i = 0; i < 4; ++i) wide(a[i], mine.a[i]);
-  wide(b0, mine.b[0]);
-  wide(b1, mine.b[1]);
-  const auto* const lanes =
-      reinterpret_cast<const Operands*>(emulation::exchange(kAllLanes, &mine, sizeof(mine)));
-  const unsigned lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
-  // Element by element of k, so that the processor works on four sums at once.
-  float sums[4] = {c[0], c[1], c[2], c[3]};
-  for (unsigned k_half = 0; k_half < 2; ++k_half) {
-    for (unsigned quad = 0; quad < 4; ++quad) {
-      const Operands& row = lanes[4 * g + quad];
-      const float(&upper)[2] = row.a[2 * k_half];
-      const float(&lower)[2] = row.a[2 * k_half + 1];
-      const float(&left)[2] = lanes[4 * (2 * t) + quad].b[k_half];
-      const float(&right)[2] = lanes[4 * (2 * t + 1) + quad].b[k_half];
-      for (unsigned k = 0; k < 2; ++k) {
-        sums[0] += upper[k] * left[k];
-        sums[1] += upper[k] * right[k];
-        sums[2] += lower[k] * left[k];
-        sums[3] += lower[k] * right[k];
-      }
-    }
-  }
-  for (unsigned i = 0; i < 4; ++i) c[i] = sums[i];
+  const LaneOperands mine{{a[0], a[1], a[2], a[3]}, {b0, b1}, {c[0], c[1], c[2], c[3]}};
+  const auto* const lanes = reinterpret_cast<const LaneOperands*>(
+      emulation::exchange(kAllLanes, &mine, sizeof(mine), &multiply_lanes<T>));
+  for (unsigned i = 0; i < 4; ++i) c[i] = lanes[threadIdx.x % kWarp].c[i];
 #endif
 }
 

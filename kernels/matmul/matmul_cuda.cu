@@ -22,7 +22,8 @@ struct Cut {
 
 Cut cut(const Matmul& p, const GpuStream& on) {
   Cut c;
-  // Of a side that a small tile covers, a large one would multiply nothing but zeros in its other half.
+  // Of a side that a small tile covers, a large one would multiply nothing but zeros in its other
+  // half.
   c.large = p.m > kSmall && p.n > kSmall &&
             divide_up(p.m, kLarge) * divide_up(p.n, kLarge) >= on.processors;
   const int64_t tile = c.large ? kLarge : kSmall;

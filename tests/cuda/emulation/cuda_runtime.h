@@ -40,10 +40,10 @@ struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
 
-extern thread_local uint3 threadIdx;
-extern thread_local uint3 blockIdx;
-extern thread_local dim3 blockDim;
-extern thread_local dim3 gridDim;
+extern constinit thread_local uint3 threadIdx;
+extern constinit thread_local uint3 blockIdx;
+extern constinit thread_local dim3 blockDim;
+extern constinit thread_local dim3 gridDim;
 inline constexpr int warpSize = 32;
 
 namespace emulation {
@@ -55,8 +55,11 @@ void* shared_memory();
 
 void block_barrier();
 // Waits until the lanes of `mask` that still run have come here, and shows what each brought:
-// `all` is 32 slots of `size` bytes. They last until the lane's next barrier.
-const unsigned char* exchange(unsigned mask, const void* mine, size_t size);
+// 32 slots of `size` bytes. They last until the lane's next barrier. `together` runs on them once,
+// before any lane goes on; it is the same for all.
+using Together = void (*)(unsigned char* slots);
+const unsigned char* exchange(unsigned mask, const void* mine, size_t size,
+                              Together together = nullptr);
 
 // What every lane brought, for emulating instructions of whole warps (mma, ldmatrix).
 template <class T>

@@ -13,10 +13,10 @@
 
 #include "cuda/emulation/stand_in.h"
 
-thread_local uint3 threadIdx;
-thread_local uint3 blockIdx;
-thread_local dim3 blockDim;
-thread_local dim3 gridDim;
+constinit thread_local uint3 threadIdx;
+constinit thread_local uint3 blockIdx;
+constinit thread_local dim3 blockDim;
+constinit thread_local dim3 gridDim;
 
 namespace emulation {
 namespace {
@@ -76,12 +76,14 @@ struct Thread {
   unsigned mask = 0;           // of the exchange it waits at,
   const void* mine = nullptr;  // what it brings, and
   size_t size = 0;
+  Together together = nullptr;
   size_t found = 0;  // where in its warp's `results` the lanes' contributions are
   uint3 index{};
 };
 
 struct Warp {
   std::vector<unsigned char> results;  // of the exchanges that the lanes which run now have made
+  size_t used = 0;                     // bytes of it
 };
 
 struct Block {
@@ -163,33 +165,62 @@ void give_way(State state) {
   }
 }
 
-// Lets the lanes go on whose exchange is complete. Lanes that have ended are not waited for.
+// The sizes that most exchanges have are copied by a few instructions in place of a call.
+void copy_slot(unsigned char* to, const void* from, size_t size) {
+  if (size == 4) {
+    std::memcpy(to, from, 4);
+  } else if (size == 8) {
+    std::memcpy(to, from, 8);
+  } else if (size == 40) {
+    std::memcpy(to, from, 40);
+  } else {
+    std::memcpy(to, from, size);
+  }
+}
+
+// Whether all lanes of `waiting`'s exchange are there. Those that have ended are not waited for.
+bool is_complete(const Block& block, const Thread& waiting, unsigned first, unsigned last) {
+  for (unsigned i = first; i < last; ++i) {
+    const Thread& other = block.threads[i];
+    if ((waiting.mask >> (i - first) & 1u) == 0 || other.state == State::kDone) continue;
+    if (other.state != State::kAtExchange || other.mask != waiting.mask) return false;
+  }
+  return true;
+}
+
+// Lets the lanes of `waiting`'s exchange go on, with what each of them brought.
+void release(Block& block, const Thread& waiting, unsigned first, unsigned last) {
+  Warp& warp = block.warps[first / kLanes];
+  const unsigned mask = waiting.mask;
+  const size_t size = waiting.size, found = warp.used;
+  const Together together = waiting.together;
+  warp.used += kLanes * size;
+  if (warp.results.size() < warp.used) warp.results.resize(warp.used);
+  unsigned char* const slots = warp.results.data() + found;
+  for (unsigned lane = 0; lane < kLanes; ++lane) {
+    unsigned char* const slot = slots + lane * size;
+    Thread* const other = first + lane < last ? &block.threads[first + lane] : nullptr;
+    if (other == nullptr || (mask >> lane & 1u) == 0 || other->state != State::kAtExchange) {
+      std::memset(slot, 0, size);
+      continue;
+    }
+    if (other->size != size) die("lanes exchange values of different sizes");
+    copy_slot(slot, other->mine, size);
+    other->found = found;
+    other->state = State::kReady;
+  }
+  if (together != nullptr) together(slots);
+}
+
+// Lets the lanes go on whose exchange is complete.
 bool release_exchanges(Block& block, unsigned first, unsigned last) {
   bool any = false;
-  std::vector<unsigned char>& results = block.warps[first / kLanes].results;
-  results.clear();
+  block.warps[first / kLanes].used = 0;
   for (unsigned i = first; i < last; ++i) {
     const Thread& waiting = block.threads[i];
-    if (waiting.state != State::kAtExchange) continue;
-    bool complete = true;
-    for (unsigned j = first; j < last && complete; ++j) {
-      const Thread& other = block.threads[j];
-      if ((waiting.mask >> (j - first) & 1u) == 0 || other.state == State::kDone) continue;
-      complete = other.state == State::kAtExchange && other.mask == waiting.mask;
-    }
-    if (!complete) continue;
+    if (waiting.state != State::kAtExchange || !is_complete(block, waiting, first, last)) continue;
     any = true;
-    const unsigned mask = waiting.mask;
-    const size_t size = waiting.size, found = results.size();
-    results.resize(found + kLanes * size);
-    for (unsigned j = first; j < last; ++j) {
-      Thread& other = block.threads[j];
-      if ((mask >> (j - first) & 1u) == 0 || other.state != State::kAtExchange) continue;
-      if (other.size != size) die("lanes exchange values of different sizes");
-      std::memcpy(results.data() + found + (j - first) * size, other.mine, size);
-      other.found = found;
-      other.state = State::kReady;
-    }
+    release(block, waiting, first, last);
   }
   return any;
 }
@@ -258,7 +289,7 @@ void* shared_memory() {
 
 void block_barrier() { give_way(State::kAtBarrier); }
 
-const unsigned char* exchange(unsigned mask, const void* mine, size_t size) {
+const unsigned char* exchange(unsigned mask, const void* mine, size_t size, Together together) {
   Block& block = *t_block;
   const unsigned current = block.current;
   Thread& thread = block.threads[current];
@@ -266,6 +297,7 @@ const unsigned char* exchange(unsigned mask, const void* mine, size_t size) {
   thread.mask = mask;
   thread.mine = mine;
   thread.size = size;
+  thread.together = together;
   give_way(State::kAtExchange);
   return block.warps[current / kLanes].results.data() + thread.found;
 }
