@@ -110,7 +110,7 @@ struct LaneOperands {
   float c[4];
 };
 
-// The product of a warp, once for all its lanes: rows of c at a time, k in order.
+// The product of a warp, once for all its lanes, each sum with k in order.
 template <class T>
 void multiply_lanes(unsigned char* all) {
   auto* const lanes = reinterpret_cast<LaneOperands*>(all);
@@ -121,7 +121,12 @@ void multiply_lanes(unsigned char* all) {
     first = widen(low);
     second = widen(high);
   };
-  float a[16][16], b[16][8];
+  using Row = float __attribute__((vector_size(32)));
+  float a[16][16];
+  union {
+    float numbers[16][8];
+    Row rows[16];
+  } b;
   for (unsigned lane = 0; lane < 32; ++lane) {
     const LaneOperands& from = lanes[lane];
     const unsigned g = lane / 4, two_t = lane % 4 * 2;
@@ -131,19 +136,27 @@ void multiply_lanes(unsigned char* all) {
     }
     for (unsigned i = 0; i < 2; ++i) {
       const unsigned k = two_t + i * 8;
-      wide(from.b[i], b[k][g], b[k + 1][g]);
+      wide(from.b[i], b.numbers[k][g], b.numbers[k + 1][g]);
     }
   }
-  for (unsigned row = 0; row < 16; ++row) {
-    const auto at = [&](unsigned column) -> float& {
-      return lanes[row % 8 * 4 + column / 2].c[row / 8 * 2 + column % 2];
-    };
-    float sums[8];
-    for (unsigned column = 0; column < 8; ++column) sums[column] = at(column);
-    for (unsigned k = 0; k < 16; ++k) {
-      for (unsigned column = 0; column < 8; ++column) sums[column] += a[row][k] * b[k][column];
+  for (unsigned g = 0; g < 8; ++g) {  // rows g and g + 8, which wait less for each other's sums
+    LaneOperands* const out = lanes + 4 * g;
+    Row upper{}, lower{};
+#pragma GCC unroll 8
+    for (unsigned i = 0; i < 8; ++i) {
+      upper[i] = out[i / 2].c[i % 2];
+      lower[i] = out[i / 2].c[2 + i % 2];
     }
-    for (unsigned column = 0; column < 8; ++column) at(column) = sums[column];
+#pragma GCC unroll 16
+    for (unsigned k = 0; k < 16; ++k) {
+      upper += a[g][k] * b.rows[k];
+      lower += a[g + 8][k] * b.rows[k];
+    }
+#pragma GCC unroll 8
+    for (unsigned i = 0; i < 8; ++i) {
+      out[i / 2].c[i % 2] = upper[i];
+      out[i / 2].c[2 + i % 2] = lower[i];
+    }
   }
 }
 #endif
