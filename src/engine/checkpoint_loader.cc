@@ -338,9 +338,11 @@ void CheckpointLoader::restore(CheckpointReader reader, const LoadOptions& optio
                                       "; the engine is left without whole weights and can only "
                                       "load a checkpoint"));
   }
-  restore_gradients(restored);
-  state.gradients().drop_rounding_errors();
-  state.weights().follow_masters(ctx);
+  end_group_on_io_error(run_.world(), [&] {
+    restore_gradients(restored);
+    state.gradients().drop_rounding_errors();
+    state.weights().follow_masters(ctx);
+  });
   restore_counters(std::move(restored), reader, options);
   overwritten_.clear();
   run_.model->set_incomplete({});

@@ -57,7 +57,8 @@ double evaluate(RunContext& run, CallControl& control, const Dataset& dataset,
     if (count < micro && run.config.dataloader_drop_last && batches > 0) break;
     next_part(run.world(), call, batches++);
     int64_t labels = 0;
-    total += batch_loss(run, dataset, first, count, labels);
+    end_group_on_io_error(run.world(),
+                          [&] { total += batch_loss(run, dataset, first, count, labels); });
     counted += labels;
   }
   return counted == 0 ? 0 : total / static_cast<double>(counted);

@@ -739,6 +739,42 @@ TEST(StoredStateFaults, AFileOfOneRankEndsTheGroup) {
   }
 }
 
+// The same beside steps: in a load, when all is read from the checkpoint and weights follow
+// masters, and in an evaluation.
+TEST(StoredStateFaults, AFileOfOneRankEndsTheGroupBetweenSteps) {
+  const Job job{2, zero_config(3, {{"stage3_param_persistence_threshold", 0}},
+                               {{"bf16", {{"enabled", true}}}})};
+  for (const char* const file : {"masters", "weights"}) {
+    SCOPED_TRACE(file);
+    const Folder folder;
+    std::string texts[2];
+    run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+      const auto arrays = std::make_shared<FileFactory>(kPart);
+      Engine engine(dump_json(job.config), make_rank_model(job), comm, {}, arrays);
+      engine.set_dataset(periodic_data());
+      engine.train_batch();
+      engine.save(folder.path(), "one");
+      const bool bad = comm->rank() == 1;
+      if (bad) {
+        arrays->counts->read_fault = [&](const std::string& name) {
+          return name.starts_with(file);
+        };
+      }
+      texts[comm->rank()] = error_of(bad ? Code::kIo : Code::kAborted, [&] {
+        if (file == std::string("masters")) {
+          engine.load(folder.path(), "one");
+          comm->barrier();  // what ranks do together next
+        } else {
+          static_cast<void>(engine.evaluate(*periodic_data(), 2));
+        }
+      });
+    });
+    EXPECT_THAT(texts[1], AllOf(HasSubstr(file), HasSubstr("Input/output error")));
+    EXPECT_THAT(texts[0],
+                AllOf(HasSubstr(file), HasSubstr("Input/output error"), HasSubstr("rank 1")));
+  }
+}
+
 // A gradient that cannot be written ends the open step alone: weights are those of the last one.
 TEST(StoredStateFaults, AGradientThatCannotBeWrittenEndsTheStepAlone) {
   const Job memory{1, zero_config(0)};
