@@ -153,13 +153,27 @@ void BlobWriter::take(std::span<const std::byte> bytes, std::byte* target) {
 }
 
 void BlobWriter::submit(Block& block) {
-  // Room for the whole item that is being added, so that its writes do not make the file longer.
-  const int64_t end = std::max(block.offset + block.filled, item_end_);
-  if (end > reserved_) file_.reserve(reserved_, end - reserved_);
-  reserved_ = std::max(reserved_, end);
-  if (!queue_) queue_.emplace();
+  reserve(std::max(block.offset + block.filled, item_end_));
+  if (!queue_) queue_.emplace(io::QueueOptions{.block_bytes = kBlockBytes});
   block.ticket =
       queue_->write(file_, block.offset, {block.data, static_cast<size_t>(block.filled)});
+}
+
+// Room for the whole item that is being added and, where the disk has it, for all that is expected,
+// so that writes do not make the file longer.
+void BlobWriter::reserve(int64_t end) {
+  if (end <= reserved_) return;
+  if (const int64_t all = options_.expected_bytes; all > end) {
+    try {
+      file_.reserve(reserved_, all - reserved_);
+      reserved_ = all;
+      return;
+    } catch (const Error&) {
+      // What is there may be less than was expected.
+    }
+  }
+  file_.reserve(reserved_, end - reserved_);
+  reserved_ = end;
 }
 
 void BlobWriter::retire_first() {
@@ -182,6 +196,7 @@ BlobRecord BlobWriter::finish() {
     if (block.ticket == 0) submit(block);
   }
   while (!blocks_.empty()) retire_first();
+  if (reserved_ > item_end_) file_.resize(item_end_);
   file_.sync();
   file_.close();
   return std::move(record_);

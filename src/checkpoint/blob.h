@@ -34,6 +34,9 @@ struct BlobOptions {
   // Holds the whole blob, in buffers of blob_block_bytes, until finish() writes it: what is added
   // is then a snapshot, taken at the speed of memory. Null: blocks are written as they fill.
   io::BufferPool* hold = nullptr;
+  // About how long the blob will be, 0: not known. The disk makes room for so much at once, since a
+  // file that becomes longer waits for all writes that are under way.
+  int64_t expected_bytes = 0;
 };
 
 // Bytes that are handed to the disk at once: whole chunks, 8 MiB where they allow it.
@@ -67,6 +70,7 @@ class BlobWriter {
   // Takes the checksums of what comes next and, unless `target` is null, copies it there.
   void take(std::span<const std::byte> bytes, std::byte* target);
   void submit(Block& block);
+  void reserve(int64_t end);
   void retire_first();
 
   const BlobOptions options_;

@@ -121,6 +121,7 @@ CheckpointWriterOptions CheckpointSaver::writer_options(const std::string& folde
   options.run = run_id_;
   options.keep = run_.config.checkpoint.keep;
   options.blob.pool = &run_.pool;
+  options.blob.expected_bytes = expected_bytes();
   return options;
 }
 
@@ -224,6 +225,25 @@ zero::FlatRange CheckpointSaver::saved_share(nn::ParamId id) const {
   return {n * all.rank / all.ranks, n * (all.rank + 1) / all.ranks};
 }
 
+bool CheckpointSaver::left_out(const nn::Parameter& p) const {
+  // What no gradient moves may move with the steps all the same.
+  return !p.trainable && !p.keeps_fp32 && run_.config.checkpoint.exclude_frozen_parameters;
+}
+
+// Of save_tensors, about: masters and states are saved in fp32.
+int64_t CheckpointSaver::expected_bytes() {
+  int64_t out = 0;
+  for (nn::ParamId id = 0; id < run_.model->parameters().size(); ++id) {
+    const nn::Parameter& p = run_.model->parameters()[id];
+    if (left_out(p)) continue;
+    const size_t states = p.trainable ? updater_.optimizer().states(updater_.place(id)).size() : 0;
+    const int64_t bytes = saved_share(id).elements() * dtype_size(DType::kFloat32);
+    const int64_t padding = bytes >= kLargeItemBytes ? kLargeBlobAlignment : kBlobAlignment;
+    out += static_cast<int64_t>(1 + states) * (bytes + padding);
+  }
+  return out;
+}
+
 void CheckpointSaver::save_tensors(PartWriter& part) {
   const OpContext ctx = run_.context();
   zero::TrainState& state = *run_.state;
@@ -233,9 +253,7 @@ void CheckpointSaver::save_tensors(PartWriter& part) {
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     call.next(id);
     const nn::Parameter& p = parameters[id];
-    // What no gradient moves may move with the steps all the same.
-    const bool frozen = !p.trainable && !p.keeps_fp32;
-    if (frozen && run_.config.checkpoint.exclude_frozen_parameters) continue;
+    if (left_out(p)) continue;
     const zero::FlatRange share = saved_share(id);
     const bool whole = share.elements() == p.shape.elements();
     if (share.elements() == 0 && !(p.shape.elements() == 0 && run_.first_rank())) continue;

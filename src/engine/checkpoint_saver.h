@@ -39,6 +39,8 @@ class CheckpointSaver {
   CheckpointWriterOptions writer_options(const std::string& folder, const std::string& tag,
                                          const std::vector<StepShare>& shares);
   zero::FlatRange saved_share(nn::ParamId id) const;
+  bool left_out(const nn::Parameter& p) const;
+  int64_t expected_bytes();
   void save_tensors(PartWriter& part);
   void save_counters(PartWriter& part, const std::vector<StepShare>& shares);
   void save_beside_training(std::shared_ptr<CheckpointWriter> writer,

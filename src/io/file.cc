@@ -188,6 +188,14 @@ void File::reserve(int64_t offset, int64_t bytes) {
   fail_errno(str_cat("cannot make room for ", bytes, " bytes at ", offset, " of"), path_);
 }
 
+void File::resize(int64_t bytes) {
+  int result;
+  do {
+    result = ::ftruncate(fd_, bytes);
+  } while (result != 0 && errno == EINTR);
+  if (result != 0) fail_errno(str_cat("cannot end at byte ", bytes), path_);
+}
+
 void File::read_at(int64_t offset, std::span<std::byte> bytes) const {
   while (!bytes.empty()) {
     const ssize_t n = ::pread(fd_, bytes.data(), bytes.size(), offset);

@@ -58,6 +58,8 @@ class File {
   // far: writes that make a file longer are not asynchronous. File systems that cannot do it are
   // fine.
   void reserve(int64_t offset, int64_t bytes);
+  // Ends the file there; what was reserved behind it goes back to the disk.
+  void resize(int64_t bytes);
   // Blocking, through the page cache.
   void read_at(int64_t offset, std::span<std::byte> bytes) const;
   void write_at(int64_t offset, std::span<const std::byte> bytes);
