@@ -169,7 +169,7 @@ void BlobWriter::reserve(int64_t end) {
       reserved_ = all;
       return;
     } catch (const Error&) {
-      // What is there may be less than was expected.
+      file_.resize(reserved_);  // a part of it may have been made
     }
   }
   file_.reserve(reserved_, end - reserved_);
