@@ -235,9 +235,10 @@ int64_t CheckpointSaver::expected_bytes() {
   int64_t out = 0;
   for (nn::ParamId id = 0; id < run_.model->parameters().size(); ++id) {
     const nn::Parameter& p = run_.model->parameters()[id];
-    if (left_out(p)) continue;
+    const int64_t elements = saved_share(id).elements();
+    if (left_out(p) || elements == 0) continue;
     const size_t states = p.trainable ? updater_.optimizer().states(updater_.place(id)).size() : 0;
-    const int64_t bytes = saved_share(id).elements() * dtype_size(DType::kFloat32);
+    const int64_t bytes = elements * dtype_size(DType::kFloat32);
     const int64_t padding = bytes >= kLargeItemBytes ? kLargeBlobAlignment : kBlobAlignment;
     out += static_cast<int64_t>(1 + states) * (bytes + padding);
   }

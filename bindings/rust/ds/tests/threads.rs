@@ -46,10 +46,10 @@ fn objects_that_come_and_go_leave_nothing() {
     };
     cycle(500); // pools and caches fill
     let before = resident();
-    let (times, most) = cycles();
+    let times = cycles();
     cycle(times);
     let grown = resident().saturating_sub(before);
-    assert!(grown < most, "{grown} bytes more after {times} engines");
+    assert!(grown < MOST, "{grown} bytes more after {times} engines");
     assert_eq!(Arc::strong_count(&heard), 1, "every closure is gone");
 }
 
@@ -79,22 +79,28 @@ fn callbacks_leave_nothing() {
     };
     cycle(300);
     let before = resident();
-    let (times, most) = cycles();
+    let times = cycles();
     cycle(times);
     let grown = resident().saturating_sub(before);
-    assert!(grown < most, "{grown} bytes more after twice {times} callbacks");
+    assert!(
+        grown < MOST,
+        "{grown} bytes more after twice {times} callbacks"
+    );
     engine.clear_progress().unwrap();
     assert_eq!(Arc::strong_count(&kept), 1);
 }
 
-/// How often something is repeated, and by how many bytes the process may grow meanwhile.
-fn cycles() -> (usize, usize) {
+/// How often something is repeated.
+fn cycles() -> usize {
     if std::env::var_os("DS_TEST_FULL").is_some() {
-        (10_000, 4 << 20)
+        10_000
     } else {
-        (3_000, 2 << 20)
+        3_000
     }
 }
+
+/// So many bytes a process may have more after that.
+const MOST: usize = 4 << 20;
 
 fn stop() -> std::ops::ControlFlow<()> {
     std::ops::ControlFlow::Break(())
