@@ -324,6 +324,37 @@ inline CaseResult check(const Spec& spec, const OpContext& ctx, uint64_t seed) {
   return check(spec, ctx, ctx, seed);
 }
 
+// Gradients beside central differences of the reference. Errors are relative to the magnitudes of
+// terms here, too: the largest gradient may be the small rest of terms that cancel.
+inline CaseResult check_differences(const Spec& spec, const OpContext& ctx, uint64_t seed) {
+  const Inputs x = make_inputs(spec, seed);
+  const Results r = run_operator(ctx, x);
+  std::vector<double> out(x.weights.size());
+  const auto objective = [&](const std::vector<double>& q, const std::vector<double>& k,
+                             const std::vector<double>& v) {
+    kernels::attention_forward_ref(x.problem, q.data(), k.data(), v.data(), out.data(), nullptr);
+    return weighted_sum(x.weights, out);
+  };
+  const Magnitudes m = magnitudes(x);
+  // The absolute part is for gradients that cancel to 0, as of a query that sees one key.
+  Tolerance tolerance = tolerance_of(x, m.score);
+  tolerance.absolute = 2e-6;
+  CaseResult result;
+  const auto compare_with = [&](const char* name, const Tensor& actual,
+                                const std::vector<double>& at, const auto& of,
+                                const std::vector<double>& scale) {
+    compare(result, name, actual, finite_differences(at, of), tolerance, scale);
+  };
+  // Differences of masked keys and values, which hold NaN, are 0 as the reference skips them.
+  compare_with(
+      "dq", r.grads.q, x.q, [&](const auto& q) { return objective(q, x.k, x.v); }, m.dq);
+  compare_with(
+      "dk", r.grads.k, x.k, [&](const auto& k) { return objective(x.q, k, x.v); }, m.dk);
+  compare_with(
+      "dv", r.grads.v, x.v, [&](const auto& v) { return objective(x.q, x.k, v); }, m.dv);
+  return result;
+}
+
 // Forward alone, without asking for lse: what generation does.
 inline CaseResult check_forward(const Spec& spec, const OpContext& ctx, uint64_t seed) {
   const Inputs x = make_inputs(spec, seed);

@@ -279,38 +279,13 @@ void add_past_rows(std::vector<OpCase>& rows) {
   }
 }
 
-CaseResult gradient(const Spec& spec, const OpContext& ctx, uint64_t seed) {
-  const Inputs x = make_inputs(spec, seed);
-  const Results r = run_operator(ctx, x);
-  std::vector<double> out(x.q.size());
-  const auto objective = [&](const std::vector<double>& q, const std::vector<double>& k,
-                             const std::vector<double>& v) {
-    kernels::attention_forward_ref(x.problem, q.data(), k.data(), v.data(), out.data(), nullptr);
-    return weighted_sum(x.weights, out);
-  };
-  // The absolute part is for gradients that cancel to 0, as of a query that sees one key.
-  const Tolerance tolerance{2e-5 + 8 * storage_roundoff(spec.dtype), 2e-6};
-  CaseResult result;
-  compare_gradient(
-      result, "dq", r.grads.q, x.q, [&](const auto& q) { return objective(q, x.k, x.v); },
-      tolerance);
-  // Differences of masked keys and values, which hold NaN, are 0 as the reference skips them.
-  compare_gradient(
-      result, "dk", r.grads.k, x.k, [&](const auto& k) { return objective(x.q, k, x.v); },
-      tolerance);
-  compare_gradient(
-      result, "dv", r.grads.v, x.v, [&](const auto& v) { return objective(x.q, x.k, v); },
-      tolerance);
-  return result;
-}
-
 OpCase row_of(const Spec& spec, bool small) {
   OpCase row;
   row.name = spec.name();
   row.check = [spec](const OpContext& ctx, uint64_t seed) { return check(spec, ctx, seed); };
   if (small) {
     row.gradient = [spec](const OpContext& ctx, uint64_t seed) {
-      return gradient(spec, ctx, seed);
+      return check_differences(spec, ctx, seed);
     };
   }
   return row;
