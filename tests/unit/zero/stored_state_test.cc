@@ -3,6 +3,9 @@
 // memory for what is mapped at a time alone.
 #include <gmock/gmock.h>
 
+#include <array>
+#include <functional>
+
 #include "../optim/file_store.h"
 #include "models/adapters.h"
 #include "own_world.h"
@@ -710,68 +713,65 @@ TEST(StoredStateFaults, ValuesThatCannotBeReadLeaveTheEngineAsItWas) {
   EXPECT_TRUE(same_bits(all_weights(*engine), all_weights(*plain)));
 }
 
+// Files of rank 1 begin to fail as `spoil` says, then both ranks do `act`: the error of each.
+std::array<std::string, 2> errors_of_ranks(
+    const std::function<void(ds::testing::FileCounts&)>& spoil,
+    const std::function<void(Engine&, Communicator&, const Folder&)>& act) {
+  const Job job{2, zero_config(3, {{"stage3_param_persistence_threshold", 0}},
+                               {{"bf16", {{"enabled", true}}}})};
+  const Folder folder;
+  std::array<std::string, 2> texts;
+  run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+    const auto arrays = std::make_shared<FileFactory>(kPart);
+    Engine engine(dump_json(job.config), make_rank_model(job), comm, {}, arrays);
+    engine.set_dataset(periodic_data());
+    engine.train_batch();
+    engine.save(folder.path(), "one");
+    const bool bad = comm->rank() == 1;
+    if (bad) spoil(*arrays->counts);
+    texts[bad ? 1 : 0] =
+        error_of(bad ? Code::kIo : Code::kAborted, [&] { act(engine, *comm, folder); });
+  });
+  return texts;
+}
+
+void expect_named(const std::array<std::string, 2>& texts, const std::string& file) {
+  EXPECT_THAT(texts[1], AllOf(HasSubstr(file), HasSubstr("Input/output error")));
+  EXPECT_THAT(texts[0],
+              AllOf(HasSubstr(file), HasSubstr("Input/output error"), HasSubstr("rank 1")));
+}
+
 // One rank's file fails in the middle of a step: the others learn of it where they next wait for
 // that rank, in this step or the next.
 TEST(StoredStateFaults, AFileOfOneRankEndsTheGroup) {
-  const Job job{2, zero_config(3, {{"stage3_param_persistence_threshold", 0}},
-                               {{"bf16", {{"enabled", true}}}})};
-  for (const char* const file : {"gradients", "masters", "weights"}) {
+  for (const std::string file : {"gradients", "masters", "weights"}) {
     SCOPED_TRACE(file);
-    std::string texts[2];
-    run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
-      const auto arrays = std::make_shared<FileFactory>(kPart);
-      Engine engine(dump_json(job.config), make_rank_model(job), comm, {}, arrays);
-      engine.set_dataset(periodic_data());
-      engine.train_batch();
-      if (comm->rank() == 1) {
-        arrays->counts->fault = [&](const std::string& name, int64_t bytes) {
-          return name.starts_with(file) ? std::pair(int64_t{0}, EIO) : std::pair(bytes, 0);
-        };
-      }
-      const Code code = comm->rank() == 1 ? Code::kIo : Code::kAborted;
-      texts[comm->rank()] = error_of(code, [&] {
-        for (int i = 0; i < 2; ++i) engine.train_batch();
-      });
-    });
-    EXPECT_THAT(texts[1], AllOf(HasSubstr(file), HasSubstr("Input/output error")));
-    EXPECT_THAT(texts[0],
-                AllOf(HasSubstr(file), HasSubstr("Input/output error"), HasSubstr("rank 1")));
+    const auto spoil = [&](auto& counts) {
+      counts.fault = [&](const std::string& name, int64_t bytes) {
+        return name.starts_with(file) ? std::pair(int64_t{0}, EIO) : std::pair(bytes, 0);
+      };
+    };
+    const auto train = [](Engine& engine, Communicator&, const Folder&) {
+      for (int i = 0; i < 2; ++i) engine.train_batch();
+    };
+    expect_named(errors_of_ranks(spoil, train), file);
   }
 }
 
 // The same beside steps: in a load, when all is read from the checkpoint and weights follow
 // masters, and in an evaluation.
 TEST(StoredStateFaults, AFileOfOneRankEndsTheGroupBetweenSteps) {
-  const Job job{2, zero_config(3, {{"stage3_param_persistence_threshold", 0}},
-                               {{"bf16", {{"enabled", true}}}})};
-  for (const char* const file : {"masters", "weights"}) {
+  for (const std::string file : {"masters", "weights"}) {
     SCOPED_TRACE(file);
-    const Folder folder;
-    std::string texts[2];
-    run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
-      const auto arrays = std::make_shared<FileFactory>(kPart);
-      Engine engine(dump_json(job.config), make_rank_model(job), comm, {}, arrays);
-      engine.set_dataset(periodic_data());
-      engine.train_batch();
-      engine.save(folder.path(), "one");
-      const bool bad = comm->rank() == 1;
-      if (bad) {
-        arrays->counts->read_fault = [&](const std::string& name) {
-          return name.starts_with(file);
-        };
-      }
-      texts[comm->rank()] = error_of(bad ? Code::kIo : Code::kAborted, [&] {
-        if (file == std::string("masters")) {
-          engine.load(folder.path(), "one");
-          comm->barrier();  // what ranks do together next
-        } else {
-          static_cast<void>(engine.evaluate(*periodic_data(), 2));
-        }
-      });
-    });
-    EXPECT_THAT(texts[1], AllOf(HasSubstr(file), HasSubstr("Input/output error")));
-    EXPECT_THAT(texts[0],
-                AllOf(HasSubstr(file), HasSubstr("Input/output error"), HasSubstr("rank 1")));
+    const auto spoil = [&](auto& counts) {
+      counts.read_fault = [&](const std::string& name) { return name.starts_with(file); };
+    };
+    const auto act = [&](Engine& engine, Communicator& comm, const Folder& folder) {
+      if (file == "weights") return static_cast<void>(engine.evaluate(*periodic_data(), 2));
+      engine.load(folder.path(), "one");
+      comm.barrier();  // what ranks do together next
+    };
+    expect_named(errors_of_ranks(spoil, act), file);
   }
 }
 
