@@ -45,3 +45,7 @@ if(DS_COVERAGE)
   add_compile_options(--coverage -fprofile-update=atomic)
   add_link_options(--coverage)
 endif()
+# Of references and the rows of the operator table: slow simple loops, of which gcc makes vectors from -O3 on.
+if(NOT DS_SANITIZE AND NOT DS_COVERAGE)
+  set(DS_REFERENCE_OPTIONS $<$<NOT:$<CONFIG:Debug>>:-O3>)
+endif()

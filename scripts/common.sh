@@ -11,13 +11,21 @@ build_jobs() {
   echo $((jobs > 1 ? jobs : 1))
 }
 
+# Whether a preset is configured, and neither presets nor packages have changed since. The build
+# itself looks at the rest of what it was configured from.
+is_configured() {
+  local made=$root/build/$1/build.ninja
+  [ "$made" -nt "$root/CMakePresets.json" ] && [ "$made" -nt /var/lib/dpkg/status ]
+}
+
 # configure_and_build PRESET [TARGET...]
 configure_and_build() {
   local preset=$1
   shift
   (
     cd "$root" || exit
-    cmake --preset "$preset" >"$root/build/configure-$preset.log" 2>&1 ||
+    is_configured "$preset" ||
+      cmake --preset "$preset" >"$root/build/configure-$preset.log" 2>&1 ||
       {
         cat "$root/build/configure-$preset.log" >&2
         exit 1

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/attention/attention.h"
+#include "kernels/reference_sums.h"
 
 namespace ds::kernels {
 namespace {
@@ -51,12 +52,6 @@ struct Sizes {
   }
 };
 
-double dot(const double* x, const double* y, int64_t n) {
-  double sum = 0;
-  for (int64_t i = 0; i < n; ++i) sum += x[i] * y[i];
-  return sum;
-}
-
 // Fills one row of probabilities (0 where masked) and returns the log of the sum of exponentials.
 double probabilities(const Sizes& sizes, const double* q, const double* k, int64_t b, int64_t h,
                      int64_t i, std::vector<double>& row) {
@@ -70,7 +65,7 @@ double probabilities(const Sizes& sizes, const double* q, const double* k, int64
     score = kHidden;
     if (!sees(p, b, i, j)) continue;
     any = true;
-    score = p.scale * dot(query, k + sizes.key(b, j, h), p.head_dim);
+    score = p.scale * reference_dot(query, k + sizes.key(b, j, h), p.head_dim);
     top = std::max(top, score);
   }
   if (!any) {
@@ -106,7 +101,7 @@ void attention_forward_ref(const AttentionProblem& p, const double* q, const dou
     for (int64_t j = 0; j < p.keys; ++j) {
       const double weight = row[static_cast<size_t>(j)] * keep_factor(p, b, h, i, j);
       if (weight == 0) continue;
-      for (int64_t d = 0; d < p.value_size(); ++d) to[d] += weight * v[sizes.value(b, j, h) + d];
+      reference_add(to, weight, v + sizes.value(b, j, h), p.value_size());
     }
   });
 }
@@ -130,20 +125,16 @@ void attention_backward_ref(const AttentionProblem& p, const double* q, const do
       drow[n] = 0;
       if (row[n] == 0) continue;  // masked: v may hold anything
       const double keep = keep_factor(p, b, h, i, j);
-      drow[n] = keep * dot(dy, v + sizes.value(b, j, h), p.value_size());
+      drow[n] = keep * reference_dot(dy, v + sizes.value(b, j, h), p.value_size());
       weighted += row[n] * drow[n];
-      for (int64_t d = 0; d < p.value_size(); ++d) {
-        dv[sizes.value(b, j, h) + d] += row[n] * keep * dy[d];
-      }
+      reference_add(dv + sizes.value(b, j, h), row[n] * keep, dy, p.value_size());
     }
     for (int64_t j = 0; j < p.keys; ++j) {
       const size_t n = static_cast<size_t>(j);
       if (row[n] == 0) continue;
       const double dscore = p.scale * row[n] * (drow[n] - weighted);
-      for (int64_t d = 0; d < p.head_dim; ++d) {
-        dq[at + d] += dscore * k[sizes.key(b, j, h) + d];
-        dk[sizes.key(b, j, h) + d] += dscore * q[at + d];
-      }
+      reference_add(dq + at, dscore, k + sizes.key(b, j, h), p.head_dim);
+      reference_add(dk + sizes.key(b, j, h), dscore, q + at, p.head_dim);
     }
   });
 }

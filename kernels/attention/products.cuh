@@ -328,8 +328,7 @@ __device__ __forceinline__ void multiply_rows(float (&scores)[Tile::kBlocks][Til
             b, other + (n * 8 + lane % 8 + lane / 16 * 8) * Tile::kPitch + k + lane / 8 % 2 * 8);
 #pragma unroll
         for (int m = 0; m < Tile::kBlocks; ++m) {
-          multiply_add<T>(scores[m][n], a[m], b[0], b[1]);
-          multiply_add<T>(scores[m][n + 1], a[m], b[2], b[3]);
+          multiply_add<T>(scores[m][n], scores[m][n + 1], a[m], b);
         }
       }
     }
@@ -382,8 +381,7 @@ __device__ __forceinline__ void multiply_weights(
         load_matrices<true>(b, other + (k + lane % 16) * Tile::kPitch + n * 8 + lane / 16 * 8);
 #pragma unroll
         for (int m = 0; m < Tile::kBlocks; ++m) {
-          multiply_add<T>(sums[m][n], a[m], b[0], b[1]);
-          multiply_add<T>(sums[m][n + 1], a[m], b[2], b[3]);
+          multiply_add<T>(sums[m][n], sums[m][n + 1], a[m], b);
         }
       }
     }

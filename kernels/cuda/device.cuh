@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "base/bfloat16.h"
 #include "base/float16.h"
@@ -81,25 +82,46 @@ bool packs_fit(int64_t row, const T*... pointers) {
           ...);
 }
 
-// ---- sums in a fixed order: the same bits in every run ----
+// ---- over the lanes of a warp, in a fixed order: the same bits in every run ----
+
+// What `combine`, which holds nothing, makes of all lanes' values, in every lane. A T that is no
+// number brings of_lane(with), its value in the lane whose number differs by the bits of `with`.
+template <class T, class Combine>
+__device__ __forceinline__ T warp_combine(T value, Combine combine) {
+#ifdef __CUDACC__
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    if constexpr (std::is_arithmetic_v<T>) {
+      value = combine(value, __shfl_xor_sync(kAllLanes, value, offset));
+    } else {
+      value = combine(value, value.of_lane(offset));
+    }
+  }
+  return value;
+#else
+  return emulation::combine_lanes(value, combine);  // the same in one exchange
+#endif
+}
 
 template <class T>
 __device__ __forceinline__ T warp_sum(T value) {
-#pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-    value += __shfl_xor_sync(kAllLanes, value, offset);
-  }
-  return value;
+  return warp_combine(value, [](T a, T b) { return a + b; });
 }
 
 template <class T>
 __device__ __forceinline__ T warp_max(T value) {
+  return warp_combine(value, [](T a, T b) { return b > a ? b : a; });
+}
+
+// Several sums.
+template <class T, int N>
+__device__ __forceinline__ void warp_sums(T (&values)[N]) {
+#ifdef __CUDACC__
 #pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-    const T other = __shfl_xor_sync(kAllLanes, value, offset);
-    value = other > value ? other : value;
-  }
-  return value;
+  for (int i = 0; i < N; ++i) values[i] = warp_sum(values[i]);
+#else
+  emulation::add_lanes(values);                     // the same in one exchange
+#endif
 }
 
 // The sum over all threads of a block, for every thread of it. `shared` holds one T per warp;

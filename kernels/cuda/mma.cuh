@@ -106,8 +106,8 @@ __device__ __forceinline__ unsigned pack_two(float low, float high) {
 #ifndef __CUDACC__
 // What a lane brings to multiply_add.
 struct LaneOperands {
-  unsigned a[4], b[2];
-  float c[4];
+  unsigned a[4], b[4];
+  float c[2][4];
 };
 
 // The product of a warp, once for all its lanes, each sum with k in order.
@@ -121,11 +121,11 @@ void multiply_lanes(unsigned char* all) {
     first = widen(low);
     second = widen(high);
   };
-  using Row = float __attribute__((vector_size(32)));
+  using HalfRow = float __attribute__((vector_size(32)));
   float a[16][16];
   union {
-    float numbers[16][8];
-    Row rows[16];
+    float numbers[16][16];
+    HalfRow rows[16][2];
   } b;
   for (unsigned lane = 0; lane < 32; ++lane) {
     const LaneOperands& from = lanes[lane];
@@ -133,42 +133,47 @@ void multiply_lanes(unsigned char* all) {
     for (unsigned i = 0; i < 4; ++i) {
       float* const to = &a[g + i % 2 * 8][two_t + i / 2 * 8];
       wide(from.a[i], to[0], to[1]);
-    }
-    for (unsigned i = 0; i < 2; ++i) {
-      const unsigned k = two_t + i * 8;
-      wide(from.b[i], b.numbers[k][g], b.numbers[k + 1][g]);
+      const unsigned k = two_t + i % 2 * 8, column = g + i / 2 * 8;
+      wide(from.b[i], b.numbers[k][column], b.numbers[k + 1][column]);
     }
   }
-  for (unsigned g = 0; g < 8; ++g) {  // rows g and g + 8, which wait less for each other's sums
+  for (unsigned g = 0; g < 8; ++g) {
     LaneOperands* const out = lanes + 4 * g;
-    Row upper{}, lower{};
-#pragma GCC unroll 8
-    for (unsigned i = 0; i < 8; ++i) {
-      upper[i] = out[i / 2].c[i % 2];
-      lower[i] = out[i / 2].c[2 + i % 2];
+    union {
+      float numbers[2][16];  // rows g and g + 8
+      HalfRow rows[2][2];
+    } c;
+    for (unsigned i = 0; i < 16; ++i) {
+      const float* const from = out[i % 8 / 2].c[i / 8];
+      c.numbers[0][i] = from[i % 2];
+      c.numbers[1][i] = from[2 + i % 2];
     }
+    // Four sums, which wait less for each other.
+    HalfRow upper_left = c.rows[0][0], upper_right = c.rows[0][1];
+    HalfRow lower_left = c.rows[1][0], lower_right = c.rows[1][1];
 #pragma GCC unroll 16
     for (unsigned k = 0; k < 16; ++k) {
-      upper += a[g][k] * b.rows[k];
-      lower += a[g + 8][k] * b.rows[k];
+      upper_left += a[g][k] * b.rows[k][0];
+      upper_right += a[g][k] * b.rows[k][1];
+      lower_left += a[g + 8][k] * b.rows[k][0];
+      lower_right += a[g + 8][k] * b.rows[k][1];
     }
-#pragma GCC unroll 8
-    for (unsigned i = 0; i < 8; ++i) {
-      out[i / 2].c[i % 2] = upper[i];
-      out[i / 2].c[2 + i % 2] = lower[i];
+    c.rows[0][0] = upper_left;
+    c.rows[0][1] = upper_right;
+    c.rows[1][0] = lower_left;
+    c.rows[1][1] = lower_right;
+    for (unsigned i = 0; i < 16; ++i) {
+      float* const to = out[i % 8 / 2].c[i / 8];
+      to[i % 2] = c.numbers[0][i];
+      to[2 + i % 2] = c.numbers[1][i];
     }
   }
 }
-#endif
-
-// c[16 x 8] += a[16 x 16] b[16 x 8] in fp32, T is bfloat16 or float16. With g = lane / 4 and
-// t = lane % 4 a lane has
-//   a: elements (row, k) at (g, 2t) (g + 8, 2t) (g, 2t + 8) (g + 8, 2t + 8), each with the next k;
-//   b: elements (k, column) at (2t, g) (2t + 8, g), each with the next k;
-//   c: elements (g, 2t) (g, 2t + 1) (g + 8, 2t) (g + 8, 2t + 1).
+#else
+// Half of multiply_add, the tensor cores' own size.
 template <class T>
-__device__ __forceinline__ void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0,
-                                             unsigned b1) {
+__device__ __forceinline__ void multiply_add_half(float (&c)[4], const unsigned (&a)[4],
+                                                  unsigned b0, unsigned b1) {
 #ifdef __CUDA_ARCH__
   if constexpr (std::is_same_v<T, bfloat16>) {
     asm volatile(
@@ -183,11 +188,37 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const unsigned (&a)[
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
-#elif !defined(__CUDACC__)
-  const LaneOperands mine{{a[0], a[1], a[2], a[3]}, {b0, b1}, {c[0], c[1], c[2], c[3]}};
+#endif
+}
+#endif
+
+// c[16 x 16] += a[16 x 16] b[16 x 16] in fp32, T is bfloat16 or float16. With g = lane / 4 and
+// t = lane % 4 a lane has
+//   a: elements (row, k) at (g, 2t) (g + 8, 2t) (g, 2t + 8) (g + 8, 2t + 8), each with the next k;
+//   b: elements (k, column) at (2t, g) (2t + 8, g) (2t, g + 8) (2t + 8, g + 8), each with the next
+//   k; left: elements of c (g, 2t) (g, 2t + 1) (g + 8, 2t) (g + 8, 2t + 1); right: the same eight
+//   columns on.
+template <class T>
+__device__ __forceinline__ void multiply_add(float (&left)[4], float (&right)[4],
+                                             const unsigned (&a)[4], const unsigned (&b)[4]) {
+#ifdef __CUDACC__
+  multiply_add_half<T>(left, a, b[0], b[1]);
+  multiply_add_half<T>(right, a, b[2], b[3]);
+#else
+  LaneOperands mine;
+  for (unsigned i = 0; i < 4; ++i) {
+    mine.a[i] = a[i];
+    mine.b[i] = b[i];
+    mine.c[0][i] = left[i];
+    mine.c[1][i] = right[i];
+  }
   const auto* const lanes = reinterpret_cast<const LaneOperands*>(
       emulation::exchange(kAllLanes, &mine, sizeof(mine), &multiply_lanes<T>));
-  for (unsigned i = 0; i < 4; ++i) c[i] = lanes[threadIdx.x % kWarp].c[i];
+  const LaneOperands& product = lanes[threadIdx.x % kWarp];
+  for (unsigned i = 0; i < 4; ++i) {
+    left[i] = product.c[0][i];
+    right[i] = product.c[1][i];
+  }
 #endif
 }
 

@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads) multiply_few(Gemv call) {
   for (int t = 0; t < kTokens; ++t) {
     x[t] = static_cast<const T*>(call.x) + (first + t < call.m ? first + t : first) * k;
   }
-  float sums[kRows][kTokens] = {};
+  float sums[kRows * kTokens] = {};
   constexpr int64_t kStep = int64_t{kWarp} * N;
   for (int64_t at = int64_t{lane} * N; at < k; at += kAhead * kStep) {
     Pack<T, N> weights[kAhead][kRows];
@@ -67,19 +67,21 @@ __global__ void __launch_bounds__(kThreads) multiply_few(Gemv call) {
         for (int r = 0; r < kRows; ++r) {
 #pragma unroll
           for (int i = 0; i < N; ++i) {
-            sums[r][t] = fmaf(widen(weights[u][r].at[i]), in[i], sums[r][t]);
+            float& sum = sums[r * kTokens + t];
+            sum = fmaf(widen(weights[u][r].at[i]), in[i], sum);
           }
         }
       }
     }
   }
+  warp_sums(sums);
 #pragma unroll
   for (int t = 0; t < kTokens; ++t) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const float sum = warp_sum(sums[r][t]);
       if (lane == t * kRows + r && first + t < call.m && j + r < call.n) {
-        put<T>(call.out, call.y, (first + t) * call.n + j + r, call.bias, j + r, sum);
+        put<T>(call.out, call.y, (first + t) * call.n + j + r, call.bias, j + r,
+               sums[r * kTokens + t]);
       }
     }
   }

@@ -189,8 +189,8 @@ __global__ void __launch_bounds__(Tile::kThreads) multiply_16bit(Problem<T> p) {
 #pragma unroll
       for (int i = 0; i < kWarpM / 16; ++i) {
 #pragma unroll
-        for (int j = 0; j < kWarpN / 8; ++j) {
-          multiply_add<T>(sums[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+        for (int j = 0; j < kWarpN / 16; ++j) {
+          multiply_add<T>(sums[i][2 * j], sums[i][2 * j + 1], a[i], b[j]);
         }
       }
     }

@@ -65,9 +65,13 @@ __device__ __forceinline__ float2 add_row(const GradientRow<kSlots, T>& r, const
       }
     }
   });
-  total.y = warp_sum(total.y);
-  if constexpr (kCentred) total.x = warp_sum(total.x);
-  return total;
+  if constexpr (kCentred) {
+    float both[] = {total.x, total.y};
+    warp_sums(both);
+    return {both[0], both[1]};
+  } else {
+    return {total.x, warp_sum(total.y)};
+  }
 }
 
 // `means` are those of g and g xhat. dx may be dy or dsum: each lane has read what it overwrites.

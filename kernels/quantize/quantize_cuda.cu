@@ -51,12 +51,14 @@ __global__ void __launch_bounds__(kThreads)
     low.take(w[l], l, w[l] < low.value);
     high.take(w[l], l, w[l] > high.value);
   }
-#pragma unroll
-  for (int with = kWarp / 2; with > 0; with /= 2) {
-    const Extreme other_low = low.of_lane(with), other_high = high.of_lane(with);
-    low.take(other_low.value, other_low.at, other_low.value < low.value);
-    high.take(other_high.value, other_high.at, other_high.value > high.value);
-  }
+  low = warp_combine(low, [](Extreme a, const Extreme& b) {
+    a.take(b.value, b.at, b.value < a.value);
+    return a;
+  });
+  high = warp_combine(high, [](Extreme a, const Extreme& b) {
+    a.take(b.value, b.at, b.value > a.value);
+    return a;
+  });
 
   bfloat16 scale, base;
   if (row < s.n) {

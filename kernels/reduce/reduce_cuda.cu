@@ -66,10 +66,7 @@ struct FirstBad {
 template <class R>
 __device__ __forceinline__ typename R::Acc merge_block(typename R::Acc acc) {
   __shared__ typename R::Acc of_warps[kFinishThreads / kWarp];
-#pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-    acc = R::merge(acc, __shfl_xor_sync(kAllLanes, acc, offset));
-  }
+  acc = warp_combine(acc, [](typename R::Acc a, typename R::Acc b) { return R::merge(a, b); });
   if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp] = acc;
   __syncthreads();
   if (threadIdx.x == 0) {

@@ -163,12 +163,12 @@ TEST_F(CublasLtTimed, WhatIsAddedToIsAddedToOnce) {
     p.workspace = workspace.get();
     p.workspace_bytes = roomy ? 1 << 20 : 4096;
     Random random(seed_);
-    fill(random, a.whole);
-    fill(random, b.whole);
+    fill_random(random, a.whole);
+    fill_random(random, b.whole);
     std::vector<std::vector<double>> results;
     for (int turn = 0; turn < 3; ++turn) {
       Random same(7);
-      fill(same, c.whole);
+      fill_random(same, c.whole);
       cublaslt().algorithms.clear();
       policy_.time_products = turn < 2;
       const DeviceScope scope(*device_);

@@ -98,7 +98,7 @@ TEST_F(CublasLtForms, NanPassesThroughGelu) {
     p.out = type_of(out);
     const Matrix a = matrix(in, 64, 32, 0, 0), b = matrix(in, 48, 32, 0, 0);
     const Matrix c = matrix(out, 64, 48, 0, 0), pre = matrix(out, 64, 48, 0, 0);
-    for (const Matrix* m : {&a, &b, &c, &pre}) fill(random, m->whole);
+    for (const Matrix* m : {&a, &b, &c, &pre}) fill_random(random, m->whole);
     const auto spoil = [](const Tensor& tensor, int64_t row) {
       const int64_t at = row * tensor.stride(0);
       set_element(tensor.dtype(),
@@ -128,7 +128,7 @@ TEST_F(CublasLtForms, NanPassesThroughGelu) {
     if (kernels::cublaslt::multiply(p, on) == Done::kAll) {
       EXPECT_EQ(rows_with_nan(), std::vector<int64_t>(48, 3));
     }
-    fill(random, pre.whole);
+    fill_random(random, pre.whole);
     spoil(pre.view, 5);
     if (kernels::cublaslt::multiply_times_slope(p, on)) {
       std::vector<int64_t> expected(48, 3);

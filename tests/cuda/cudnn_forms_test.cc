@@ -1,5 +1,6 @@
 // What the machine's cuDNN says of our graphs of attention. No GPU is needed: engines are asked for
-// one that is described. What they compute needs one (attention_test.cc).
+// one that is described. What they compute needs one (attention_test.cc). A GPU build without a GPU
+// would ask the same again as the build for the CPU.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -8,6 +9,8 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/text.h"
+#include "device/cuda_device.h"
+#include "full_run.h"
 #include "kernels/attention/attention_cudnn.h"
 
 namespace ds::testing {
@@ -64,6 +67,10 @@ bool have_driver_library() {
 class CudnnForms : public ::testing::Test {
  protected:
   void SetUp() override {
+    std::string why_none;
+    if (!kEmulated && list_cuda_devices(&why_none).empty()) {
+      GTEST_SKIP() << "needs a GPU: " << why_none << "; emulated_cudnn_forms needs none";
+    }
     if (!have_driver_library()) {
       GTEST_SKIP() << "needs libcuda.so.1, or the CUDA toolkit's stub of it";
     }

@@ -65,12 +65,6 @@ class GpuMatmul : public ::testing::Test {
                     std::array<int64_t, 2>{m.stride, 1});
     return m;
   }
-  static void fill(Random& random, const Tensor& tensor) {
-    std::normal_distribution<double> normal(0, 1);
-    for_each_element(tensor,
-                     [&](int64_t, void* at) { set_element(tensor.dtype(), at, normal(random)); });
-  }
-
   // One product against the reference; everything of C's memory outside C stays.
   void check(const Matmul& shape, DType in, DType out, int64_t more, int64_t skew, bool with_bias,
              bool with_pre, int processors, bool with_workspace) {
@@ -88,7 +82,7 @@ class GpuMatmul : public ::testing::Test {
     const Matrix c = matrix(out, p.m, p.n, more, skew);
     const Matrix pre = matrix(out, p.m, p.n, more + pre_more_, skew);
     const Matrix bias = matrix(in, 1, p.n, 0, skew);
-    for (const Matrix* m : {&a, &b, &c, &pre, &bias}) fill(random, m->whole);
+    for (const Matrix* m : {&a, &b, &c, &pre, &bias}) fill_random(random, m->whole);
     p.a = {a.view.raw(), a.stride, p.a.transposed};
     p.b = {b.view.raw(), b.stride, p.b.transposed};
     p.c = c.view.raw();

@@ -50,10 +50,10 @@ Place place_in_c(int lane, int i) {  // 16 x 8
 
 struct Fragments {
   unsigned a[4], b[4];
-  float c[4];
+  float c[2][4];
 };
 
-// The product of a[16, 16] and b[16, 8], which lies there transposed or not.
+// The product of a[16, 16] and b[16, 16], which lies there transposed or not.
 template <bool kTransposed>
 __global__ void product(const bfloat16* a, const bfloat16* b, Fragments* out) {
   alignas(16) __shared__ bfloat16 a_tile[16 * 16], b_tile[16 * 16];
@@ -70,8 +70,10 @@ __global__ void product(const bfloat16* a, const bfloat16* b, Fragments* out) {
   } else {
     load_matrices<true>(mine.b, b_tile + lane % 16 * 16 + lane / 16 * 8);
   }
-  for (float& sum : mine.c) sum = 1;
-  multiply_add<bfloat16>(mine.c, mine.a, mine.b[0], mine.b[1]);
+  for (float(&half)[4] : mine.c) {
+    for (float& sum : half) sum = 1;
+  }
+  multiply_add<bfloat16>(mine.c[0], mine.c[1], mine.a, mine.b);
 }
 
 TEST_F(MmaTest, FragmentsAndProducts) {
@@ -104,13 +106,14 @@ TEST_F(MmaTest, FragmentsAndProducts) {
         EXPECT_EQ(half(mine.b, i), b_at(of_b.row, of_b.column + i / 4 * 8).bits)
             << "b" << i << " of lane " << lane;
       }
-      for (int i = 0; i < 4; ++i) {
-        const Place at = place_in_c(lane, i);
+      for (int i = 0; i < 8; ++i) {
+        const Place at = place_in_c(lane, i % 4);
+        const int column = at.column + i / 4 * 8;
         float sum = 1;
         for (int k = 0; k < 16; ++k) {
-          sum += to_float(a[static_cast<size_t>(at.row * 16 + k)]) * to_float(b_at(k, at.column));
+          sum += to_float(a[static_cast<size_t>(at.row * 16 + k)]) * to_float(b_at(k, column));
         }
-        EXPECT_EQ(mine.c[i], sum) << "c" << i << " of lane " << lane;
+        EXPECT_EQ(mine.c[i / 4][i % 4], sum) << "c" << i << " of lane " << lane;
       }
     }
   }

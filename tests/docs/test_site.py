@@ -1,5 +1,8 @@
 """scripts/docs: the site builds without a warning, needs no network, its links lead somewhere, its
-search finds functions from file://, and mistakes in pages fail the build."""
+search finds functions from file://, and mistakes in pages fail the build.
+
+Nothing is built again where all that this follows from is as it was when it last passed."""
+import hashlib
 import html.parser
 import os
 import pathlib
@@ -18,6 +21,27 @@ BROWSER = next(filter(None, map(shutil.which, ["chromium-headless-shell", "chrom
 # Attributes that make a browser load something.
 LOADS = {("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "src"), ("video", "src"),
          ("object", "data"), ("embed", "src"), ("form", "action")}
+PASSED = SOURCE / "build/site-work/passed"
+
+
+def all_it_follows_from():
+    """A digest of pages, headers, tools and the names of all files, to which pages may link; None
+    where git does not know the names."""
+    listed = subprocess.run(["git", "ls-files"], cwd=SOURCE, capture_output=True, text=True)
+    if listed.returncode != 0:
+        return None
+    read = [path for path in listed.stdout.splitlines()
+            if path.startswith(("docs/", "include/", "tests/docs/")) or path == "scripts/docs"
+            or path.endswith((".md", "CMakeLists.txt"))]
+    version = subprocess.run(["doxygen", "--version"], capture_output=True, text=True)
+    digest = hashlib.sha256()
+    digest.update("\0".join([listed.stdout, version.stdout, str(BROWSER), sys.version,
+                             (TOOLS / "installed.txt").read_text(),
+                             *map(str, sorted((SOURCE / "build/api").glob("*")))]).encode())
+    for path in map(SOURCE.joinpath, read):
+        digest.update(path.read_bytes() if path.exists() else b"gone")
+        digest.update(b"\0")
+    return digest.hexdigest()
 
 
 class Links(html.parser.HTMLParser):
@@ -191,4 +215,12 @@ if __name__ == "__main__":
     if not (TOOLS / "installed.txt").exists() or not shutil.which("doxygen"):
         print("skipped: scripts/docs --setup installs the generator, scripts/setup --test doxygen")
         sys.exit(77)
-    unittest.main(verbosity=2)
+    state = all_it_follows_from()
+    if state and SITE.exists() and PASSED.exists() and PASSED.read_text() == state:
+        print(f"nothing has changed since {SITE} passed; to build it again, remove {PASSED}")
+        sys.exit(0)
+    PASSED.unlink(missing_ok=True)
+    if not unittest.main(verbosity=2, exit=False).result.wasSuccessful():
+        sys.exit(1)
+    if state:
+        PASSED.write_text(state)

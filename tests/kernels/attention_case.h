@@ -20,6 +20,7 @@
 #include "base/text.h"
 #include "kernels/attention/attention.h"
 #include "kernels/case_util.h"
+#include "kernels/reference_sums.h"
 #include "ops/attention.h"
 
 namespace ds::testing {
@@ -73,12 +74,6 @@ inline Qkv make_qkv(const Spec& s) {
   const Tensor whole = make(s.keys, s.heads + 2 * s.kv_heads, s.head_dim);
   return {whole, whole.slice(2, 0, s.heads), whole.slice(2, s.heads, s.heads + s.kv_heads),
           whole.slice(2, s.heads + s.kv_heads, s.heads + 2 * s.kv_heads)};
-}
-
-inline void fill_normal(Random& random, const Tensor& tensor, double deviation) {
-  std::normal_distribution<double> normal(0, deviation);
-  for_each_element(tensor,
-                   [&](int64_t, void* at) { set_element(tensor.dtype(), at, normal(random)); });
 }
 
 inline Tensor make_mask(const Spec& s, Random& random) {
@@ -136,9 +131,9 @@ inline Inputs make_inputs(const Spec& s, uint64_t seed) {
   Random random(seed);
   Inputs x{s,  make_qkv(s), make_mask(s, random), make_segments(s, random), {}, {}, {}, {}, {},
            {}, {}};
-  fill_normal(random, x.in.q, s.deviation);
-  fill_normal(random, x.in.k, s.deviation);
-  fill_normal(random, x.in.v, 1);
+  fill_random(random, x.in.q, s.deviation);
+  fill_random(random, x.in.k, s.deviation);
+  fill_random(random, x.in.v, 1);
   x.dout = random_tensor(random, s.dtype, {s.batch, s.queries, s.heads, s.value_size()});
   x.options.causal = s.causal;
   x.options.scale = static_cast<float>(1.3 / std::sqrt(static_cast<double>(s.head_dim)));
@@ -194,17 +189,21 @@ struct Magnitudes {
 };
 
 inline Magnitudes magnitudes(const Inputs& x) {
+  using kernels::reference_add, kernels::reference_dot;
   const AttentionProblem& p = x.problem;
   const int64_t group = p.heads / p.kv_heads, dim = p.head_dim, size_v = p.value_size();
+  const auto without_signs = [](std::vector<double> values) {
+    for (double& value : values) value = std::abs(value);
+    return values;
+  };
+  const std::vector<double> all_q = without_signs(x.q), all_k = without_signs(x.k);
+  const std::vector<double> all_v = without_signs(x.v), all_dout = without_signs(x.weights);
   Magnitudes m;
   m.out.assign(x.weights.size(), 0);
   m.dq.assign(x.q.size(), 0);
   m.dk.assign(x.k.size(), 0);
   m.dv.assign(x.v.size(), 0);
   std::vector<double> row(static_cast<size_t>(p.keys)), drow(static_cast<size_t>(p.keys));
-  const auto at = [](const std::vector<double>& values, int64_t i) {
-    return std::abs(values[static_cast<size_t>(i)]);
-  };
   for (int64_t flat = 0; flat < p.batch * p.queries * p.heads; ++flat) {
     const int64_t h = flat % p.heads, i = flat / p.heads % p.queries;
     const int64_t b = flat / p.heads / p.queries;
@@ -212,19 +211,15 @@ inline Magnitudes magnitudes(const Inputs& x) {
     const auto key = [&](int64_t j) { return key_row(j) * dim; };
     const auto value = [&](int64_t j) { return key_row(j) * size_v; };
     const auto seen = [&](int64_t j) { return sees(p, b, i, j); };
+    const double *const q = all_q.data() + flat * dim, *const dout =
+                                                           all_dout.data() + flat * size_v;
     double top = -1e300, sum = 0, weighted = 0;
     for (int64_t j = 0; j < p.keys; ++j) {
       if (!seen(j)) continue;
-      double score = 0, size = 0;
-      for (int64_t d = 0; d < dim; ++d) {
-        const double term = p.scale * x.q[static_cast<size_t>(flat * dim + d)] *
-                            x.k[static_cast<size_t>(key(j) + d)];
-        score += term;
-        size += std::abs(term);
-      }
-      row[static_cast<size_t>(j)] = score;
+      double& score = row[static_cast<size_t>(j)];
+      score = p.scale * reference_dot(x.q.data() + flat * dim, x.k.data() + key(j), dim);
       top = std::max(top, score);
-      m.score = std::max(m.score, size);
+      m.score = std::max(m.score, p.scale * reference_dot(q, all_k.data() + key(j), dim));
     }
     for (int64_t j = 0; j < p.keys; ++j) {
       if (seen(j)) sum += row[static_cast<size_t>(j)] = std::exp(row[static_cast<size_t>(j)] - top);
@@ -232,24 +227,20 @@ inline Magnitudes magnitudes(const Inputs& x) {
     for (int64_t j = 0; j < p.keys; ++j) {
       if (!seen(j)) continue;
       const size_t n = static_cast<size_t>(j);
+      const double* const v = all_v.data() + value(j);
       row[n] /= sum;
-      drow[n] = 0;
-      for (int64_t d = 0; d < size_v; ++d) {
-        const double weight = row[n] / (1 - p.dropout);
-        drow[n] += at(x.weights, flat * size_v + d) * at(x.v, value(j) + d) / (1 - p.dropout);
-        m.out[static_cast<size_t>(flat * size_v + d)] += weight * at(x.v, value(j) + d);
-        m.dv[static_cast<size_t>(value(j) + d)] += weight * at(x.weights, flat * size_v + d);
-      }
+      const double weight = row[n] / (1 - p.dropout);
+      reference_add(m.out.data() + flat * size_v, weight, v, size_v);
+      reference_add(m.dv.data() + value(j), weight, dout, size_v);
+      drow[n] = reference_dot(dout, v, size_v) / (1 - p.dropout);
       weighted += row[n] * drow[n];
     }
     for (int64_t j = 0; j < p.keys; ++j) {
       if (!seen(j)) continue;
       const size_t n = static_cast<size_t>(j);
       const double size = p.scale * row[n] * (drow[n] + weighted);
-      for (int64_t d = 0; d < dim; ++d) {
-        m.dq[static_cast<size_t>(flat * dim + d)] += size * at(x.k, key(j) + d);
-        m.dk[static_cast<size_t>(key(j) + d)] += size * at(x.q, flat * dim + d);
-      }
+      reference_add(m.dq.data() + flat * dim, size, all_k.data() + key(j), dim);
+      reference_add(m.dk.data() + key(j), size, q, dim);
     }
   }
   return m;

@@ -21,6 +21,7 @@
 #include "base/float16.h"
 #include "base/text.h"
 #include "kernels/op_case.h"
+#include "nearly_normal.h"
 
 namespace ds::testing {
 
@@ -179,13 +180,18 @@ template <class Visit>
 void for_each_element(const Tensor& tensor, const Visit& visit) {
   case_memory().synchronize();
   const int64_t size = dtype_size(tensor.dtype());
+  std::vector<int64_t> index(static_cast<size_t>(tensor.dims()));
+  auto* at = static_cast<std::byte*>(tensor.raw());
   for (int64_t flat = 0; flat < tensor.elements(); ++flat) {
-    int64_t rest = flat, offset = 0;
+    visit(flat, at);
+    // The next one: as a counter of several digits goes on.
     for (int dim = tensor.dims() - 1; dim >= 0; --dim) {
-      offset += rest % tensor.size(dim) * tensor.stride(dim);
-      rest /= tensor.size(dim);
+      int64_t& digit = index[static_cast<size_t>(dim)];
+      at += tensor.stride(dim) * size;
+      if (++digit < tensor.size(dim)) break;
+      at -= digit * tensor.stride(dim) * size;
+      digit = 0;
     }
-    visit(flat, static_cast<std::byte*>(tensor.raw()) + offset * size);
   }
 }
 
@@ -212,12 +218,18 @@ inline Tensor tensor_of(DType dtype, const Shape& shape, std::span<const double>
 
 using Random = std::mt19937_64;
 
-// Normal numbers of the given deviation, rounded to the type.
+// Close to normal numbers of the given deviation, rounded to the tensor's type.
+inline void fill_random(Random& random, const Tensor& tensor, double deviation = 1,
+                        double mean = 0) {
+  for_each_element(tensor, [&](int64_t, void* at) {
+    set_element(tensor.dtype(), at, mean + deviation * nearly_normal(random));
+  });
+}
+
 inline Tensor random_tensor(Random& random, DType dtype, const Shape& shape, double deviation = 1,
                             double mean = 0) {
   Tensor tensor = guarded_tensor(dtype, shape);
-  std::normal_distribution<double> normal(mean, deviation);
-  for_each_element(tensor, [&](int64_t, void* at) { set_element(dtype, at, normal(random)); });
+  fill_random(random, tensor, deviation, mean);
   return tensor;
 }
 
@@ -296,9 +308,9 @@ inline void compare(CaseResult& result, const std::string& what, const Tensor& a
   if (!guards_intact(actual)) result.merge(kBroken, what + ": bytes outside were written");
   for_each_element(actual, [&](int64_t flat, const void* at) {
     const size_t i = static_cast<size_t>(flat);
-    for (int64_t byte = 0; byte < dtype_size(actual.dtype()); ++byte) {
-      bits.bits = (bits.bits ^ static_cast<const unsigned char*>(at)[byte]) * 0x100000001B3u;
-    }
+    uint64_t element = 0;
+    std::memcpy(&element, at, static_cast<size_t>(dtype_size(actual.dtype())));
+    bits.bits = (bits.bits ^ element) * 0x100000001B3u;
     const double value = element_as_double(actual.dtype(), at);
     const double magnitude = scale.empty() ? std::abs(expected[i]) : scale[i];
     const double ratio =

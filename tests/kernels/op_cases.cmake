@@ -9,6 +9,7 @@ foreach(family linear activation gated loss norm rms_norm embedding rotary dropo
       add_library(ds_cases_${family} OBJECT ${CMAKE_SOURCE_DIR}/tests/kernels/cases_${family}.cc)
       target_include_directories(ds_cases_${family} PUBLIC ${CMAKE_SOURCE_DIR}/tests)
       target_link_libraries(ds_cases_${family} PUBLIC ds_ops PRIVATE ds_warnings)
+      target_compile_options(ds_cases_${family} PRIVATE ${DS_REFERENCE_OPTIONS})
     endif()
   endif()
 endforeach()

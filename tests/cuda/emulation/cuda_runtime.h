@@ -73,12 +73,57 @@ std::array<T, 32> all_lanes(const T& mine, unsigned mask = 0xFFFFFFFFu) {
 int lane();
 
 template <class T>
-T from_lane(unsigned mask, T value, int source) {
+T from_slot(const unsigned char* slots, int index) {
   T out;
-  std::memcpy(&out,
-              exchange(mask, &value, sizeof(T)) + static_cast<size_t>(source & 31) * sizeof(T),
-              sizeof(T));
+  std::memcpy(static_cast<void*>(&out), slots + static_cast<size_t>(index) * sizeof(T), sizeof(T));
   return out;
+}
+
+template <class T>
+T from_lane(unsigned mask, T value, int source) {
+  return from_slot<T>(exchange(mask, &value, sizeof(T)), source & 31);
+}
+
+// What Combine, which has no state, makes of all lanes' values in every lane: stage by stage, as a
+// loop over __shfl_xor_sync with 16, 8, 4, 2 and 1 does.
+template <class T, class Combine>
+void combine_slots(unsigned char* slots) {
+  std::array<T, 32> lanes, next;
+  std::memcpy(static_cast<void*>(lanes.data()), slots, sizeof(lanes));
+  for (unsigned apart = 16; apart > 0; apart /= 2) {
+    for (unsigned i = 0; i < 32; ++i) next[i] = Combine{}(lanes[i], lanes[i ^ apart]);
+    lanes = next;
+  }
+  std::memcpy(slots, static_cast<const void*>(lanes.data()), sizeof(lanes));
+}
+
+template <class T, class Combine>
+T combine_lanes(T value, Combine) {
+  return from_slot<T>(exchange(0xFFFFFFFFu, &value, sizeof(T), &combine_slots<T, Combine>), lane());
+}
+
+template <class T, int N>
+void add_lanes(T (&values)[N]) {
+  struct Several {
+    T at[N];
+  };
+  Several all;
+  std::memcpy(all.at, values, sizeof(values));
+  all = combine_lanes(all, [](Several a, const Several& b) {
+    for (int i = 0; i < N; ++i) a.at[i] += b.at[i];
+    return a;
+  });
+  std::memcpy(values, all.at, sizeof(values));
+}
+
+// Bit i says whether lane i's word is not zero, in every lane.
+inline void vote(unsigned char* slots) {
+  std::array<unsigned, 32> words;
+  std::memcpy(words.data(), slots, sizeof(words));
+  unsigned bits = 0;
+  for (unsigned i = 0; i < 32; ++i) bits |= words[i] != 0 ? 1u << i : 0u;
+  words.fill(bits);
+  std::memcpy(slots, words.data(), sizeof(words));
 }
 
 }  // namespace emulation
@@ -108,10 +153,9 @@ T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
   return emulation::from_lane(mask, value, to < (lane & ~(width - 1)) ? lane : to);
 }
 inline unsigned __ballot_sync(unsigned mask, int predicate) {
-  const auto all = emulation::all_lanes(static_cast<int>(predicate != 0), mask);
-  unsigned bits = 0;
-  for (unsigned i = 0; i < 32; ++i) bits |= (mask >> i & 1u) != 0 && all[i] != 0 ? 1u << i : 0u;
-  return bits;
+  const unsigned mine = predicate != 0 ? 1 : 0;
+  return emulation::from_slot<unsigned>(
+      emulation::exchange(mask, &mine, sizeof(mine), &emulation::vote), emulation::lane());
 }
 inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, !predicate) == 0; }

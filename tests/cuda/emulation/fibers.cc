@@ -171,8 +171,8 @@ void copy_slot(unsigned char* to, const void* from, size_t size) {
     std::memcpy(to, from, 4);
   } else if (size == 8) {
     std::memcpy(to, from, 8);
-  } else if (size == 40) {
-    std::memcpy(to, from, 40);
+  } else if (size == 64) {
+    std::memcpy(to, from, 64);
   } else {
     std::memcpy(to, from, size);
   }

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -91,7 +92,10 @@ inline std::span<const std::byte> bytes_of(const std::string& text) {
 inline std::string random_bytes(uint64_t seed, int64_t step, uint32_t item, size_t n) {
   const RandomStream stream{seed, static_cast<uint32_t>(step), item};
   std::string out(n, '\0');
-  for (size_t i = 0; i < n; ++i) out[i] = static_cast<char>(stream.bits(i));
+  for (size_t at = 0; at < n; at += sizeof(uint32_t)) {
+    const uint32_t word = stream.bits(at);
+    std::memcpy(out.data() + at, &word, std::min(n - at, sizeof(word)));
+  }
   return out;
 }
 

@@ -58,7 +58,9 @@ inline Tensor make_tensor(DType dtype, int64_t elements) {
 inline std::vector<std::byte> random_bytes(DType dtype, int64_t elements, uint64_t seed) {
   std::mt19937_64 random(seed);
   std::vector<std::byte> bytes(static_cast<size_t>(elements * dtype_size(dtype)));
-  std::uniform_real_distribution<float> number(-8, 8);
+  const auto number = [](std::mt19937_64& from) {  // in [-8, 8)
+    return static_cast<float>(static_cast<int32_t>(from() >> 32)) * 0x1p-28f;
+  };
   const auto put = [&](int64_t i, const auto& value) {
     std::memcpy(bytes.data() + static_cast<size_t>(i) * sizeof(value), &value, sizeof(value));
   };

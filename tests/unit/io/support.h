@@ -4,9 +4,12 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -47,7 +50,12 @@ inline uint64_t test_seed() {
 }
 
 inline void fill_random(std::span<std::byte> out, std::mt19937_64& rng) {
-  for (std::byte& b : out) b = static_cast<std::byte>(rng());
+  while (!out.empty()) {
+    const uint64_t word = rng();
+    const size_t size = std::min(out.size(), sizeof(word));
+    std::memcpy(out.data(), &word, size);
+    out = out.subspan(size);
+  }
 }
 
 // Whether this system has what carries blocks out.

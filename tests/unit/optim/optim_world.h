@@ -15,6 +15,7 @@
 #include "base/float16.h"
 #include "config/config.h"
 #include "kernels/optimizer/split_master.h"
+#include "nearly_normal.h"
 #include "optim/optimizer.h"
 
 namespace ds::optim::testing {
@@ -75,7 +76,7 @@ class World {
     };
     Tensor masters = zeros(DType::kFloat32);
     for_elements([&](const TensorPlace&, int64_t i) {
-      masters.data<float>()[i] = static_cast<float>(0.2 * normal_(random_));
+      masters.data<float>()[i] = static_cast<float>(0.2 * ds::testing::nearly_normal(random_));
     });
     flat_.gradients = zeros(options.gradients);
     if (options.split) {
@@ -90,8 +91,8 @@ class World {
     // Exact in bf16 and fp16 too, so that the type of gradients does not matter.
     noise_.resize(static_cast<size_t>(n) + kSkips);
     for (float& value : noise_) {
-      const double x =
-          std::ldexp(std::nearbyint(std::ldexp(0.01 + 0.05 * normal_(random_), 18)), -18);
+      const double x = std::ldexp(
+          std::nearbyint(std::ldexp(0.01 + 0.05 * ds::testing::nearly_normal(random_), 18)), -18);
       value = to_float(to_bfloat16(static_cast<float>(x)));
     }
   }
@@ -169,7 +170,6 @@ class World {
   ThreadPool pool_;
   OpContext ctx_;
   std::mt19937_64 random_;
-  std::normal_distribution<double> normal_;
   std::vector<float> noise_;
   FlatTensors flat_;
 };
