@@ -39,6 +39,18 @@ inline Json wide_model() {
   return model;
 }
 
+// Parts of arrays in files, which cut most tensors and buckets.
+inline constexpr int64_t kPart = 1000;
+
+inline void run_micro_batch(Engine& engine) {
+  const int64_t rows = engine.config().batch.micro_batch;
+  std::vector<int64_t> values(static_cast<size_t>(16 * rows));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<int64_t>(i * 7 % 61);
+  const Tensor ids = ids_tensor(values, rows);
+  engine.backward(engine.forward({ids, ids, {}, {}, {}}));
+  engine.step();
+}
+
 inline Job job(int world, int stage, const Json& more = Json::object()) {
   Job out{world, zero_config(stage, {{"reduce_bucket_size", 20'000}},
                              {{"train_micro_batch_size_per_gpu", 8 / world},
