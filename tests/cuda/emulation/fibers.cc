@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <mutex>
+#include <span>
 #include <vector>
 
 #include <cuda_runtime.h>
@@ -33,14 +35,53 @@ constexpr size_t kStackBytes = 128 << 10;
 constexpr size_t kShiftStep = 9 * 64, kMostShift = 64 << 10;
 constexpr unsigned kLanes = 32;
 
-// Stacks are used again, the last one first: a kernel has many short fibers.
+// The stacks of a program, of which threads take some for as long as they run. Memory that has been
+// touched once is worth keeping: engines and ranks of tests start threads again and again.
+class AllStacks {
+ public:
+  context::stack_context take() {
+    const std::lock_guard lock(mutex_);
+    if (free_.empty()) return make();
+    const context::stack_context stack = free_.back();
+    free_.pop_back();
+    return stack;
+  }
+  void give(std::span<const context::stack_context> stacks) noexcept {
+    const std::lock_guard lock(mutex_);
+    free_.insert(free_.end(), stacks.begin(), stacks.end());
+  }
+
+ private:
+  context::stack_context make() {
+    const size_t shift = made_++ * kShiftStep % kMostShift;
+    free_.reserve(made_);
+    context::stack_context stack = source_.allocate();
+    stack.sp = static_cast<char*>(stack.sp) - shift;
+    stack.size -= shift;
+    return stack;
+  }
+
+  std::mutex mutex_;
+  context::fixedsize_stack source_{kStackBytes + kMostShift};
+  size_t made_ = 0;
+  std::vector<context::stack_context> free_;
+};
+
+// Lasts longer than any thread, and so until the process ends.
+AllStacks& all_stacks() {
+  static AllStacks& stacks = *new AllStacks;
+  return stacks;
+}
+
+// A thread's stacks are used again, the last one first: a kernel has many short fibers.
 class StackPool {
  public:
-  ~StackPool() {
-    for (context::stack_context& stack : all_) source_.deallocate(stack);
-  }
+  ~StackPool() { all_stacks().give(free_); }
   context::stack_context allocate() {
-    if (free_.empty()) return make();
+    if (free_.empty()) {
+      free_.reserve(++count_);
+      return all_stacks().take();
+    }
     const context::stack_context stack = free_.back();
     free_.pop_back();
     return stack;
@@ -48,18 +89,8 @@ class StackPool {
   void deallocate(context::stack_context& stack) noexcept { free_.push_back(stack); }
 
  private:
-  context::stack_context make() {
-    const size_t shift = all_.size() * kShiftStep % kMostShift;
-    all_.push_back(source_.allocate());
-    free_.reserve(all_.size());
-    context::stack_context stack = all_.back();
-    stack.sp = static_cast<char*>(stack.sp) - shift;
-    stack.size -= shift;
-    return stack;
-  }
-
-  context::fixedsize_stack source_{kStackBytes + kMostShift};
-  std::vector<context::stack_context> all_, free_;
+  size_t count_ = 0;  // taken
+  std::vector<context::stack_context> free_;
 };
 
 StackPool& stacks() {
