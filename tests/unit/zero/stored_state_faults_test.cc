@@ -296,9 +296,9 @@ TEST(StoredStateFaults, ValuesThatCannotBeReadLeaveTheEngineAsItWas) {
   EXPECT_TRUE(same_bits(all_weights(*engine), all_weights(*plain)));
 }
 
-// Files of rank 1 begin to fail as `spoil` says, then both ranks do `act`: the error of each.
+// Files of rank 1 begin to fail as `inject` says, then both ranks do `act`: the error of each.
 std::array<std::string, 2> errors_of_ranks(
-    const std::function<void(ds::testing::FileCounts&)>& spoil,
+    const std::function<void(ds::testing::FileCounts&)>& inject,
     const std::function<void(Engine&, Communicator&, const Folder&)>& act) {
   const Job job{2, zero_config(3, {{"stage3_param_persistence_threshold", 0}},
                                {{"bf16", {{"enabled", true}}}})};
@@ -311,7 +311,7 @@ std::array<std::string, 2> errors_of_ranks(
     engine.train_batch();
     engine.save(folder.path(), "one");
     const bool bad = comm->rank() == 1;
-    if (bad) spoil(*arrays->counts);
+    if (bad) inject(*arrays->counts);
     texts[bad ? 1 : 0] =
         error_of(bad ? Code::kIo : Code::kAborted, [&] { act(engine, *comm, folder); });
   });
@@ -329,7 +329,7 @@ void expect_named(const std::array<std::string, 2>& texts, const std::string& fi
 TEST(StoredStateFaults, AFileOfOneRankEndsTheGroup) {
   for (const std::string file : {"gradients", "masters", "weights"}) {
     SCOPED_TRACE(file);
-    const auto spoil = [&](auto& counts) {
+    const auto inject = [&](auto& counts) {
       counts.fault = [&](const std::string& name, int64_t bytes) {
         return name.starts_with(file) ? std::pair(int64_t{0}, EIO) : std::pair(bytes, 0);
       };
@@ -337,7 +337,7 @@ TEST(StoredStateFaults, AFileOfOneRankEndsTheGroup) {
     const auto train = [](Engine& engine, Communicator&, const Folder&) {
       for (int i = 0; i < 2; ++i) engine.train_batch();
     };
-    expect_named(errors_of_ranks(spoil, train), file);
+    expect_named(errors_of_ranks(inject, train), file);
   }
 }
 
@@ -346,7 +346,7 @@ TEST(StoredStateFaults, AFileOfOneRankEndsTheGroup) {
 TEST(StoredStateFaults, AFileOfOneRankEndsTheGroupBetweenSteps) {
   for (const std::string file : {"masters", "weights"}) {
     SCOPED_TRACE(file);
-    const auto spoil = [&](auto& counts) {
+    const auto inject = [&](auto& counts) {
       counts.read_fault = [&](const std::string& name) { return name.starts_with(file); };
     };
     const auto act = [&](Engine& engine, Communicator& comm, const Folder& folder) {
@@ -354,7 +354,7 @@ TEST(StoredStateFaults, AFileOfOneRankEndsTheGroupBetweenSteps) {
       engine.load(folder.path(), "one");
       comm.barrier();  // what ranks do together next
     };
-    expect_named(errors_of_ranks(spoil, act), file);
+    expect_named(errors_of_ranks(inject, act), file);
   }
 }
 
