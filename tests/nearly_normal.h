@@ -7,7 +7,7 @@
 namespace ds::testing {
 
 // The sum of four uniform numbers: close to a normal one of mean 0 and deviation 1, at most 3.47.
-// The standard library's take ten times as long, more than many kernels that are tested on them.
+// The standard library's take three times as long, more than many kernels that are tested on them.
 inline double nearly_normal(std::mt19937_64& random) {
   const uint64_t bits = random();
   const auto quarter = [bits](int i) { return static_cast<int32_t>(bits >> (16 * i) & 0xFFFF); };

@@ -120,7 +120,8 @@ __device__ __forceinline__ void warp_sums(T (&values)[N]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) values[i] = warp_sum(values[i]);
 #else
-  emulation::add_lanes(values);                     // the same in one exchange
+  // The same in one exchange.
+  emulation::add_lanes(values);
 #endif
 }
 

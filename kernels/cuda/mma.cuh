@@ -195,9 +195,9 @@ __device__ __forceinline__ void multiply_add_half(float (&c)[4], const unsigned 
 // c[16 x 16] += a[16 x 16] b[16 x 16] in fp32, T is bfloat16 or float16. With g = lane / 4 and
 // t = lane % 4 a lane has
 //   a: elements (row, k) at (g, 2t) (g + 8, 2t) (g, 2t + 8) (g + 8, 2t + 8), each with the next k;
-//   b: elements (k, column) at (2t, g) (2t + 8, g) (2t, g + 8) (2t + 8, g + 8), each with the next
-//   k; left: elements of c (g, 2t) (g, 2t + 1) (g + 8, 2t) (g + 8, 2t + 1); right: the same eight
-//   columns on.
+//   b: elements (k, column) at (2t, g) (2t + 8, g) (2t, g + 8) (2t + 8, g + 8), the same;
+//   left: elements of c (g, 2t) (g, 2t + 1) (g + 8, 2t) (g + 8, 2t + 1);
+//   right: those eight columns further.
 template <class T>
 __device__ __forceinline__ void multiply_add(float (&left)[4], float (&right)[4],
                                              const unsigned (&a)[4], const unsigned (&b)[4]) {

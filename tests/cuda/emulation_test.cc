@@ -2,7 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
+#include <random>
 #include <vector>
 
 #include "cuda/emulation/stand_in.h"
@@ -89,6 +91,36 @@ TEST_F(EmulationTest, LanesExchange) {
 }
 
 // Every thread passes what it has through memory that the kernel declares and through the launch's.
+// What the emulation makes in one exchange beside the loops that a GPU runs.
+__global__ void reductions(const float* in, float* out) {
+  const int lane = static_cast<int>(threadIdx.x);
+  float sum = in[lane], most = in[lane];
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    sum += __shfl_xor_sync(kAllLanes, sum, offset);
+    const float other = __shfl_xor_sync(kAllLanes, most, offset);
+    most = other > most ? other : most;
+  }
+  float several[3] = {in[lane], -in[lane], 2 * in[lane]};
+  warp_sums(several);
+  const float found[] = {sum,        warp_sum(in[lane]), most,          warp_max(in[lane]),
+                         several[0], -several[1],        several[2] / 2};
+  for (int i = 0; i < 7; ++i) out[lane * 7 + i] = found[i];
+}
+
+TEST_F(EmulationTest, ReductionsHaveTheBitsOfTheirLoops) {
+  std::mt19937 random(11);
+  std::vector<float> in(32), out(32 * 7);
+  for (float& value : in) value = static_cast<float>(random()) * 0x1p-31f - 0.7f;
+  run(&reductions, {1, 32}, in.data(), out.data());
+  device_->default_stream().synchronize();
+  for (size_t lane = 0; lane < 32; ++lane) {
+    const float* const found = out.data() + lane * 7;
+    EXPECT_EQ(found[2], *std::max_element(in.begin(), in.end()));
+    EXPECT_EQ(found[3], found[2]);
+    for (const size_t i : {1, 4, 5, 6}) EXPECT_EQ(found[i], found[0]) << i << " of lane " << lane;
+  }
+}
+
 __global__ void through_shared(int* out) {
   __shared__ int own[96];
   int* const added = dynamic_shared<int>();

@@ -31,7 +31,7 @@ def all_it_follows_from():
     if listed.returncode != 0:
         return None
     read = [path for path in listed.stdout.splitlines()
-            if path.startswith(("docs/", "include/", "tests/docs/")) or path == "scripts/docs"
+            if path.startswith(("docs/", "include/", "tests/docs/")) or path in ("scripts/docs", "scripts/common.sh")
             or path.endswith((".md", "CMakeLists.txt"))]
     version = subprocess.run(["doxygen", "--version"], capture_output=True, text=True)
     digest = hashlib.sha256()

@@ -20,10 +20,11 @@ EARLIER_RELEASES = "tests/abi/old_client/"
 
 
 def digests(clang_format, root, files):
-    """What the answer for each file follows from: its text, the rules and the program."""
+    """What the answer for each file follows from: its text and name, the rules and the program."""
     version = subprocess.run([clang_format, "--version"], stdout=subprocess.PIPE, check=True).stdout
     rules = version + (root / ".clang-format").read_bytes()
-    return {path: hashlib.sha256(rules + path.suffix.encode() + path.read_bytes()).hexdigest() for path in files}
+    return {path: hashlib.sha256(rules + str(path.relative_to(root)).encode() + path.read_bytes()).hexdigest()
+            for path in files}
 
 
 def main(argv):
