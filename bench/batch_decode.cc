@@ -1,9 +1,9 @@
 // Times generation of several texts together through the C ABI:
 //   batch_decode MODEL.json fp32|bf16|int8|int4 [PROMPT=32] [NEW=64] [THREADS=0] [ROUNDS=5]
 // MODEL.json is a config.json; weights are random, all texts as long. 1, 2, 4, 8 and 16 texts take
-// turns in every round. The last line is JSON: of each number of texts the median milliseconds of a
-// pass (a token of each), by the time between the last tokens of two passes, and tokens per second
-// with the reading of prompts.
+// turns in every round. The last line is JSON: of each number of texts the median milliseconds until
+// all prompts are read and each text has a token, those of a pass (a token of each), by the time
+// between the last tokens of two passes, and tokens per second with the reading of prompts.
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -43,19 +43,22 @@ std::vector<std::vector<int32_t>> random_prompts(int64_t texts, int64_t length, 
 }
 
 struct Seen {
-  std::vector<double> passes;  // ms
-  std::vector<double> rates;   // tokens/s of a whole call
+  std::vector<double> prompts;  // ms
+  std::vector<double> passes;   // ms
+  std::vector<double> rates;    // tokens/s of a whole call
 };
 
 void generate(libds::Generator& generator, int64_t texts, int64_t length, int64_t vocab,
               const libds::GenerateOptions& options, Seen& seen) {
   const auto prompts = random_prompts(texts, length, vocab);
   std::vector<int64_t> count(static_cast<size_t>(texts));
+  const double begin = now();
   double last = 0;
   int64_t tokens = 0;
   const auto on_token = [&](int64_t text, int32_t) {
     ++tokens;
     ++count[static_cast<size_t>(text)];
+    if (tokens == texts) seen.prompts.push_back((now() - begin) * 1e3);
     // The tokens of a pass come from the last text to the first.
     if (text != 0) return true;
     const double at = now();
@@ -63,7 +66,6 @@ void generate(libds::Generator& generator, int64_t texts, int64_t length, int64_
     last = at;
     return true;
   };
-  const double begin = now();
   generator.generate_batch(prompts, options, texts, on_token);
   seen.rates.push_back(static_cast<double>(tokens) / (now() - begin));
 }
@@ -98,9 +100,11 @@ int main(int argc, char** argv) {
   const double alone = median(seen[1].passes);
   for (const auto& [texts, of] : seen) {
     const double pass = median(of.passes);
-    std::cout << texts << " texts: " << pass << " ms a pass, " << alone * texts / pass
-              << " times the tokens of one, " << median(of.rates) << " tokens/s with prompts\n";
+    std::cout << texts << " texts: prompts " << median(of.prompts) << " ms, " << pass
+              << " ms a pass, " << alone * texts / pass << " times the tokens of one, "
+              << median(of.rates) << " tokens/s with prompts\n";
     out["texts"].push_back({{"texts", texts},
+                            {"ms_prompts", median(of.prompts)},
                             {"ms_per_pass", pass},
                             {"gain", alone * static_cast<double>(texts) / pass},
                             {"tokens_per_s", median(of.rates)}});

@@ -253,7 +253,7 @@ Json measure_speed(const Arguments& arguments, const fs::path& folder) {
   fs::remove_all(where);
   constexpr int kDepths[] = {4, 8, 16, 32};
   std::vector<std::vector<double>> writes(std::size(kDepths)), reads(std::size(kDepths));
-  std::vector<double> saves, over_training, over_warm, loads, creates, resumes;
+  std::vector<double> saves, over_training, over_warm, given_up, loads, creates, resumes;
   Limit limit(folder, bytes);
   for (int64_t round = 0; round < arguments.rounds; ++round) {
     for (size_t i = 0; i < std::size(kDepths); ++i) {
@@ -261,11 +261,12 @@ Json measure_speed(const Arguments& arguments, const fs::path& folder) {
       reads[i].push_back(limit.read(kDepths[i]));
     }
     saves.push_back(timed([&] { training.engine().save(where, "t"); }));
-    for (std::vector<double>* times : {&over_training, &over_warm, &loads}) {
+    for (std::vector<double>* times : {&over_training, &over_warm, &given_up, &loads}) {
       if (times != &loads) training.step();
       drop_from_cache(where);
       if (times == &over_warm) make_fresh_memory_ready(bytes);
-      times->push_back(timed([&] { training.engine().load(where, "t"); }));
+      const ds::LoadOptions options{.restore_on_failure = times != &given_up};
+      times->push_back(timed([&] { training.engine().load(where, "t", options); }));
     }
     const Json resumed = resume_elsewhere(arguments, folder);
     creates.push_back(resumed.at("create_ms"));
@@ -286,7 +287,8 @@ Json measure_speed(const Arguments& arguments, const fs::path& folder) {
   };
   std::cout << bytes << " bytes: save " << rate(saves) << " GB/s; cold load: again " << rate(loads)
             << ", over training " << rate(over_training) << " (" << rate(over_warm)
-            << " with fresh memory ready), of a new process " << rate(resumes)
+            << " with fresh memory ready, " << rate(given_up)
+            << " without restoring on failure), of a new process " << rate(resumes)
             << " GB/s, whose engine took " << median(creates) << " ms to make\n";
   return {{"bytes", bytes},
           {"direct", limit.direct()},
@@ -295,6 +297,7 @@ Json measure_speed(const Arguments& arguments, const fs::path& folder) {
           {"save_ms", saves},
           {"load_ms", loads},
           {"load_over_training_ms", over_training},
+          {"load_over_training_given_up_ms", given_up},
           {"resume_ms", resumes},
           {"resume_create_ms", creates},
           {"save_gb_s", rate(saves)},

@@ -33,11 +33,11 @@ inline constexpr bool kSplit = std::is_same_v<T, bfloat16>;
 using DHalves = hn::Repartition<uint16_t, DF>;
 using DWords = hn::RebindToUnsigned<DF>;
 
-HWY_INLINE hn::Vec<DWords> bfloat16_pairs(const bfloat16* p) {
+DS_SIMD_CALL hn::Vec<DWords> bfloat16_pairs(const bfloat16* p) {
   return hn::BitCast(DWords(), hn::LoadU(DHalves(), reinterpret_cast<const uint16_t*>(p)));
 }
 
-HWY_INLINE bool any_nan(DF d, VF a, VF b) {
+DS_SIMD_CALL bool any_nan(DF d, VF a, VF b) {
 #if HWY_TARGET <= HWY_AVX3
   (void)d;
   return _mm512_cmp_ps_mask(a.raw, b.raw, _CMP_UNORD_Q) != 0;
@@ -47,7 +47,7 @@ HWY_INLINE bool any_nan(DF d, VF a, VF b) {
 }
 
 // What is not NaN, rounded to bf16 in the upper half of each lane; the lower half is arbitrary.
-HWY_INLINE hn::Vec<DWords> bfloat16_above(VF v) {
+DS_SIMD_CALL hn::Vec<DWords> bfloat16_above(VF v) {
   const DWords d32;
   const auto bits = hn::BitCast(d32, v);
   const auto up = hn::Add(bits, hn::Set(d32, 0x7FFFu));
@@ -59,7 +59,7 @@ HWY_INLINE hn::Vec<DWords> bfloat16_above(VF v) {
 #endif
 }
 
-HWY_INLINE void store_split(VF even, VF odd, DF d, bfloat16* p) {
+DS_SIMD_CALL void store_split(VF even, VF odd, DF d, bfloat16* p) {
   const DWords d32;
   hn::Vec<DWords> low, high;
   if (HWY_UNLIKELY(any_nan(d, even, odd))) {
@@ -73,7 +73,7 @@ HWY_INLINE void store_split(VF even, VF odd, DF d, bfloat16* p) {
 }
 
 // Two vectors of elements in turn.
-HWY_INLINE void store_pair(VF first, VF second, DF d, bfloat16* p) {
+DS_SIMD_CALL void store_pair(VF first, VF second, DF d, bfloat16* p) {
   hn::Vec<DWords> a, b;
   if (HWY_UNLIKELY(any_nan(d, first, second))) {
     a = hn::ShiftLeft<16>(bfloat16_bits(first));
@@ -87,7 +87,7 @@ HWY_INLINE void store_pair(VF first, VF second, DF d, bfloat16* p) {
              reinterpret_cast<uint16_t*>(p));
 }
 template <class T>
-HWY_INLINE void store_pair(VF first, VF second, DF d, T* p) {
+DS_SIMD_CALL void store_pair(VF first, VF second, DF d, T* p) {
   store(first, d, p);
   store(second, d, p + lanes());
 }
@@ -131,7 +131,7 @@ HWY_INLINE void store_both(VF first, VF second, DF d, T* p) {
 
 // The value that a store to T and a load would give.
 template <class T>
-HWY_INLINE VF stored_as(DF d, VF v) {
+DS_SIMD_CALL VF stored_as(DF d, VF v) {
   if constexpr (std::is_same_v<T, bfloat16>) {
     if (HWY_LIKELY(!any_nan(d, v, v))) {
       return hn::BitCast(d, hn::And(bfloat16_above(v), hn::Set(DWords(), 0xFFFF0000u)));

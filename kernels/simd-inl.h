@@ -35,6 +35,15 @@
 #define DS_SIMD_BODY HWY_ATTR __attribute__((always_inline))
 #endif
 
+// Functions of many operations. Each operation of the portable fallback is a loop over numbers in
+// memory: where they are part of what calls them, that takes gcc twenty times as long as the rest.
+#undef DS_SIMD_CALL
+#if HWY_TARGET == HWY_EMU128
+#define DS_SIMD_CALL HWY_NOINLINE inline
+#else
+#define DS_SIMD_CALL HWY_INLINE
+#endif
+
 HWY_BEFORE_NAMESPACE();
 namespace ds::kernels::HWY_NAMESPACE::simd {
 
@@ -62,7 +71,7 @@ HWY_INLINE int64_t lanes() { return static_cast<int64_t>(hn::Lanes(DF())); }
 
 HWY_INLINE VF load(DF d, const float* p) { return hn::LoadU(d, p); }
 
-HWY_INLINE VF load(DF d, const bfloat16* p) {
+DS_SIMD_CALL VF load(DF d, const bfloat16* p) {
   const hn::Rebind<uint16_t, DF> d16;
   const hn::RebindToUnsigned<DF> d32;
   const auto bits = hn::LoadU(d16, reinterpret_cast<const uint16_t*>(p));
@@ -73,7 +82,7 @@ HWY_INLINE void store(VF v, DF d, float* p) { hn::StoreU(v, d, p); }
 
 // The bits of base/bfloat16.h to_bfloat16 in the low half of each lane: round to nearest even, a
 // NaN keeps its sign and upper payload and becomes quiet.
-HWY_INLINE hn::Vec<hn::RebindToUnsigned<DF>> bfloat16_bits(VF v) {
+DS_SIMD_CALL hn::Vec<hn::RebindToUnsigned<DF>> bfloat16_bits(VF v) {
   const hn::RebindToUnsigned<DF> d32;
   const auto bits = hn::BitCast(d32, v);
   const auto upper = hn::ShiftRight<16>(bits);
@@ -83,7 +92,7 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<DF>> bfloat16_bits(VF v) {
   return hn::IfThenElse(hn::RebindMask(d32, hn::IsNaN(v)), quiet, rounded);
 }
 
-HWY_INLINE void store(VF v, DF, bfloat16* p) {
+DS_SIMD_CALL void store(VF v, DF, bfloat16* p) {
   const hn::Rebind<uint16_t, DF> d16;
   hn::StoreU(hn::TruncateTo(d16, bfloat16_bits(v)), d16, reinterpret_cast<uint16_t*>(p));
 }
@@ -100,15 +109,15 @@ HWY_INLINE void store(VF v, DF, bfloat16* p) {
 #if DS_SIMD_HALF
 using VHalfBits = hn::Vec<hn::Rebind<uint16_t, DF>>;
 
-HWY_INLINE VF half_to_float(DF d, VHalfBits bits) {
+DS_SIMD_CALL VF half_to_float(DF d, VHalfBits bits) {
   return hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, DF>(), bits));
 }
-HWY_INLINE VHalfBits half_bits(VF v) {
+DS_SIMD_CALL VHalfBits half_bits(VF v) {
   return hn::BitCast(hn::Rebind<uint16_t, DF>(), hn::DemoteTo(hn::Rebind<hwy::float16_t, DF>(), v));
 }
 #endif
 
-HWY_INLINE VF load(DF d, const float16* p) {
+DS_SIMD_CALL VF load(DF d, const float16* p) {
 #if DS_SIMD_HALF
   const hn::Rebind<uint16_t, DF> d16;
   return half_to_float(d, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(p)));
@@ -119,7 +128,7 @@ HWY_INLINE VF load(DF d, const float16* p) {
 #endif
 }
 
-HWY_INLINE void store(VF v, DF d, float16* p) {
+DS_SIMD_CALL void store(VF v, DF d, float16* p) {
 #if DS_SIMD_HALF
   (void)d;
   hn::StoreU(half_bits(v), hn::Rebind<uint16_t, DF>(), reinterpret_cast<uint16_t*>(p));
@@ -132,7 +141,7 @@ HWY_INLINE void store(VF v, DF d, float16* p) {
 
 // ---- the first n lanes only, 0 <= n <= lanes: nothing beyond is read or written ----
 
-HWY_INLINE VF load_n(DF d, const float* p, int64_t n) {
+DS_SIMD_CALL VF load_n(DF d, const float* p, int64_t n) {
 #if DS_SIMD_MASKS_32
   return hn::MaskedLoad(hn::FirstN(d, static_cast<size_t>(n)), d, p);
 #else
@@ -142,7 +151,7 @@ HWY_INLINE VF load_n(DF d, const float* p, int64_t n) {
 #endif
 }
 
-HWY_INLINE VF load_n(DF d, const bfloat16* p, int64_t n) {
+DS_SIMD_CALL VF load_n(DF d, const bfloat16* p, int64_t n) {
 #if DS_SIMD_MASKS_16
   const hn::Rebind<uint16_t, DF> d16;
   const hn::RebindToUnsigned<DF> d32;
@@ -156,7 +165,7 @@ HWY_INLINE VF load_n(DF d, const bfloat16* p, int64_t n) {
 #endif
 }
 
-HWY_INLINE VF load_n(DF d, const float16* p, int64_t n) {
+DS_SIMD_CALL VF load_n(DF d, const float16* p, int64_t n) {
 #if DS_SIMD_MASKS_16
   const hn::Rebind<uint16_t, DF> d16;
   return half_to_float(d, hn::MaskedLoad(hn::FirstN(d16, static_cast<size_t>(n)), d16,
@@ -168,7 +177,7 @@ HWY_INLINE VF load_n(DF d, const float16* p, int64_t n) {
 #endif
 }
 
-HWY_INLINE void store_n(VF v, DF d, float* p, int64_t n) {
+DS_SIMD_CALL void store_n(VF v, DF d, float* p, int64_t n) {
 #if DS_SIMD_MASKS_32
   hn::BlendedStore(v, hn::FirstN(d, static_cast<size_t>(n)), d, p);
 #else
@@ -178,7 +187,7 @@ HWY_INLINE void store_n(VF v, DF d, float* p, int64_t n) {
 #endif
 }
 
-HWY_INLINE void store_n(VF v, DF, bfloat16* p, int64_t n) {
+DS_SIMD_CALL void store_n(VF v, DF, bfloat16* p, int64_t n) {
 #if DS_SIMD_MASKS_16
   const hn::Rebind<uint16_t, DF> d16;
   hn::BlendedStore(hn::TruncateTo(d16, bfloat16_bits(v)), hn::FirstN(d16, static_cast<size_t>(n)),
@@ -191,7 +200,7 @@ HWY_INLINE void store_n(VF v, DF, bfloat16* p, int64_t n) {
 #endif
 }
 
-HWY_INLINE void store_n(VF v, DF d, float16* p, int64_t n) {
+DS_SIMD_CALL void store_n(VF v, DF d, float16* p, int64_t n) {
 #if DS_SIMD_MASKS_16
   (void)d;
   const hn::Rebind<uint16_t, DF> d16;
@@ -220,7 +229,7 @@ HWY_INLINE void store_n(VF v, DF d, T* p, AllLanes) {
 
 // Zero in the lanes from n on.
 HWY_INLINE VF keep_n(DF, VF v, AllLanes) { return v; }
-HWY_INLINE VF keep_n(DF d, VF v, int64_t n) {
+DS_SIMD_CALL VF keep_n(DF d, VF v, int64_t n) {
   return hn::IfThenElseZero(hn::FirstN(d, static_cast<size_t>(n)), v);
 }
 
@@ -259,7 +268,7 @@ HWY_INLINE void for_vectors(int64_t n, const Body& body) {
 
 // ---- sums ----
 
-HWY_INLINE float sum_of_lanes(DF d, VF v) { return hn::GetLane(hn::SumOfLanes(d, v)); }
+DS_SIMD_CALL float sum_of_lanes(DF d, VF v) { return hn::GetLane(hn::SumOfLanes(d, v)); }
 
 // The sum over [0, n) of term(i, count), which gives zero in lanes from count on. Four partial sums
 // per lane.
@@ -280,7 +289,7 @@ HWY_INLINE float sum_over(int64_t n, const Term& term) {
   return sum_of_lanes(d, hn::Add(hn::Add(s0, s1), hn::Add(s2, s3)));
 }
 
-HWY_INLINE float max_of_lanes(DF d, VF v) { return hn::GetLane(hn::MaxOfLanes(d, v)); }
+DS_SIMD_CALL float max_of_lanes(DF d, VF v) { return hn::GetLane(hn::MaxOfLanes(d, v)); }
 
 // The lower and upper half of the lanes as doubles.
 using DD = hn::ScalableTag<double>;
@@ -301,7 +310,7 @@ HWY_INLINE double sum_of_lanes(DD d, VD v) { return hn::GetLane(hn::SumOfLanes(d
 // a Newton step refines.
 
 // v, or the bound where v is beyond it; NaN stays NaN.
-HWY_INLINE VF at_most(DF d, float bound, VF v) {
+DS_SIMD_CALL VF at_most(DF d, float bound, VF v) {
 #if HWY_TARGET <= HWY_AVX2  // which returns the second of two numbers that do not compare
   return hn::Min(hn::Set(d, bound), v);
 #else
@@ -309,7 +318,7 @@ HWY_INLINE VF at_most(DF d, float bound, VF v) {
   return hn::IfThenElse(hn::Gt(v, b), b, v);
 #endif
 }
-HWY_INLINE VF at_least(DF d, float bound, VF v) {
+DS_SIMD_CALL VF at_least(DF d, float bound, VF v) {
 #if HWY_TARGET <= HWY_AVX2
   return hn::Max(hn::Set(d, bound), v);
 #else
@@ -359,7 +368,7 @@ HWY_INLINE VF rough_reciprocal(DF d, VF v) {
 }
 
 // The square root within 1 ulp of normal numbers, zero and infinity; NaN of what has none.
-HWY_INLINE VF sqrt(DF d, VF v) {
+DS_SIMD_CALL VF sqrt(DF d, VF v) {
 #if HWY_TARGET <= HWY_AVX3
   const VF r = hn::ApproximateReciprocalSqrt(v), s = hn::Mul(v, r);
   const VF root = hn::MulAdd(hn::NegMulAdd(s, s, v), hn::Mul(r, hn::Set(d, 0.5f)), s);
@@ -377,7 +386,7 @@ HWY_INLINE VF sqrt(DF d, VF v) {
 enum class Exp2 { kExact, kClose, kRough, kCoarse };
 
 template <Exp2 kKind>
-HWY_INLINE VF exp2(DF d, VF y) {
+DS_SIMD_CALL VF exp2(DF d, VF y) {
 #if HWY_TARGET <= HWY_AVX3
   constexpr int kLessFloor = 0x09;
   const VF f{_mm512_reduce_ps(y.raw, kLessFloor)};
@@ -410,7 +419,7 @@ HWY_INLINE VF exp2(DF d, VF y) {
 inline constexpr float kLog2e = 1.44269504f;
 
 // e^x within 2 ulp of normal results. Below -87.7 it is 0, above 88.37 infinity; NaN stays NaN.
-HWY_INLINE VF exp(DF d, VF x) {
+DS_SIMD_CALL VF exp(DF d, VF x) {
   x = at_least(d, -88.03f, at_most(d, 88.73f, x));
   // From 2^23 on the spacing is 1: the sum is rounded to a whole number, whose exponent stands in
   // the low bits.
@@ -427,7 +436,7 @@ HWY_INLINE VF exp(DF d, VF x) {
 }
 
 // tanh x within 3 ulp.
-HWY_INLINE VF tanh(DF d, VF x) {
+DS_SIMD_CALL VF tanh(DF d, VF x) {
   const VF one = hn::Set(d, 1.0f), a = hn::Abs(x), z = hn::Mul(a, a);
   const VF p = polynomial(d, z, -0.00564831632216f, 0.0205898265518f, -0.0537251267256f,
                           0.133312744356f, -0.333332760595f);

@@ -383,7 +383,6 @@ DS_API ds_status ds_engine_save_wait(ds_engine* engine);
  * whose optimizer has the state tensors that the checkpoint holds. Ranks, ZeRO stage, precision and
  * types of states are free; other settings that change results (optimizer, rate, clipping, batch,
  * data set, ...) are logged as warnings (docs/training.md lists them).
- * Tensors go straight to the engine's own memory: no second copy of the state is made.
  * @param tag           NULL for the newest valid one; those found damaged are passed over with a
  *                      warning
  * @param options_json  how much of the checkpoint is taken over: NULL, or an object of
@@ -396,18 +395,20 @@ DS_API ds_status ds_engine_save_wait(ds_engine* engine);
  *   "load_lr_scheduler_states": true; with false the schedule and the rates stay where they are;
  *   "may_be_missing": false; with true and a NULL tag a folder that is not there or holds no
  *       checkpoint is no error and changes nothing: the engine begins at its own step;
- *   "strict": false; with true settings that differ from the saved run's are refused, not warned
- *       of; so is another data set, also by ds_engine_set_dataset later.
- *   The first four are arguments of DeepSpeed's load_checkpoint.
- * What fails before tensors are read (no checkpoint, other shapes, sizes, a damaged manifest)
- * leaves the engine as before. Damage and I/O errors that only show while they are read leave an
- * engine as before if it has trained since it was made or last loaded: its load keeps what it
- * overwrites until it has succeeded, in half of the free memory at most. Where that has no room, is
- * slower than a disk, or where states lie in files, in 8 bits or on a GPU, all is read and checked
- * once before anything changes, which takes twice as long. What fails or is ended after that check,
- * or in an engine that has not trained, leaves it and its model incomplete: calls that use or save
- * weights or optimizer state fail with DS_ERR_STATE, which says why, until a load succeeds. Views
- * of the model's memory may show a mixture meanwhile; lent memory is written by success alone.
+ *   "strict": false; with true settings that differ from the saved run's are refused, and so is
+ *       another data set, also by ds_engine_set_dataset later;
+ *   "restore_on_failure": true; with false on every rank a load over training reads once and takes
+ *       no memory for it: one that fails leaves the engine as one that has not trained (below).
+ * The first four are arguments of DeepSpeed's load_checkpoint.
+ * What fails before tensors are read (no checkpoint, other shapes, a damaged manifest) leaves the
+ * engine as before. So do damage and I/O errors that only show while they are read if it has
+ * trained since it was made or last loaded: its load keeps what it overwrites until it has
+ * succeeded, in half of the free memory at most. Where that has no room, is slower than a disk, or
+ * where states lie in files, in 8 bits or on a GPU, all is read and checked once before anything
+ * changes, which takes twice as long. What fails or is ended after that check, or in an engine that
+ * has not trained, leaves it and its model incomplete: calls that use or save weights or optimizer
+ * state fail with DS_ERR_STATE, which says why, until a load succeeds. Views of the model's memory
+ * may show a mixture meanwhile; lent memory is written by success alone.
  * Errors: DS_ERR_IO, DS_ERR_NOT_FOUND, DS_ERR_CORRUPT (with file and place), DS_ERR_STATE,
  * DS_ERR_CONFIG (an unknown option; "strict"). Since: 0.5.
  */
@@ -476,8 +477,7 @@ DS_API ds_status ds_engine_memory_report(const ds_engine* engine, char** out_jso
 /**
  * The profile of the step that `flops_profiler` asked for, as JSON: per module parameters,
  * multiply-adds, FLOPs and seconds, forward and backward; "null" before that step
- * (docs/observability.md).
- * Since: 0.2.
+ * (docs/observability.md). Since: 0.2.
  */
 DS_API ds_status ds_engine_profile(ds_engine* engine, char** out_json);
 /**

@@ -25,17 +25,17 @@ struct ValueAndDerivative {
 };
 
 // Beyond 100 all derivatives are 0 or 1 in fp32; limiting v there keeps squares finite. NaN stays.
-HWY_INLINE VF limited(DF d, VF v) { return simd::at_least(d, -100, simd::at_most(d, 100, v)); }
+DS_SIMD_CALL VF limited(DF d, VF v) { return simd::at_least(d, -100, simd::at_most(d, 100, v)); }
 
 template <bool kRough>
-HWY_INLINE VF exp2(DF d, VF y) {
+DS_SIMD_CALL VF exp2(DF d, VF y) {
   return simd::exp2 < kRough ? simd::Exp2::kRough : simd::Exp2::kClose > (d, y);
 }
 
 // exp2 for sums with 1 that are inverted roughly: what must not overflow elsewhere may become
 // infinite where an estimate makes zero of that. Powers below the normal numbers, which AVX-512
 // takes 100 ns for, are cut off.
-HWY_INLINE VF inverted_exp2(DF d, VF y) {
+DS_SIMD_CALL VF inverted_exp2(DF d, VF y) {
   y = simd::at_least(d, -126, y);
 #if HWY_TARGET > HWY_AVX3
   y = simd::at_most(d, 126, y);
@@ -44,7 +44,7 @@ HWY_INLINE VF inverted_exp2(DF d, VF y) {
 }
 
 // v / (1 + 2^y), where y grows with -v beyond all bounds.
-HWY_INLINE VF rough_swish(DF d, VF v, VF y) {
+DS_SIMD_CALL VF rough_swish(DF d, VF v, VF y) {
   return hn::Mul(v, simd::rough_reciprocal(d, hn::Add(hn::Set(d, 1.0f), inverted_exp2(d, y))));
 }
 
@@ -52,7 +52,7 @@ HWY_INLINE VF rough_swish(DF d, VF v, VF y) {
 // t = 2 (v / kEdge)^2 - 1, 0 or 1 from kEdge on. Coefficients of p from the highest.
 inline constexpr float kEdge = 4.6f;
 template <class... Coefficients>
-HWY_INLINE VF rough_step(DF d, VF v, Coefficients... p) {
+DS_SIMD_CALL VF rough_step(DF d, VF v, Coefficients... p) {
   const VF x = simd::at_least(d, -kEdge, simd::at_most(d, kEdge, v));
   const VF t = hn::MulSub(hn::Mul(x, x), hn::Set(d, 2 / (kEdge * kEdge)), hn::Set(d, 1.0f));
   return hn::MulAdd(x, simd::polynomial_in_halves(d, t, p...), hn::Set(d, 0.5f));
@@ -60,7 +60,7 @@ HWY_INLINE VF rough_step(DF d, VF v, Coefficients... p) {
 
 // 1 / v for v from 1 on.
 template <bool kRough>
-HWY_INLINE VF inverse(DF d, VF v) {
+DS_SIMD_CALL VF inverse(DF d, VF v) {
   return kRough ? simd::rough_reciprocal(d, v) : simd::reciprocal(d, v);
 }
 
@@ -70,14 +70,14 @@ HWY_INLINE VF inverse(DF d, VF v) {
 template <class Inner>
 struct Swish {
   template <bool kRough>
-  static HWY_INLINE VF value(DF d, VF v) {
+  static DS_SIMD_CALL VF value(DF d, VF v) {
     VF y = Inner::exponent(d, v, hn::Mul(v, v));
     if constexpr (kRough) return rough_swish(d, v, y);
     y = simd::at_most(d, 126, y);
     return hn::Mul(v, inverse<kRough>(d, hn::Add(hn::Set(d, 1.0f), exp2<kRough>(d, y))));
   }
   template <bool kRough>
-  static HWY_INLINE ValueAndDerivative both(DF d, VF v) {
+  static DS_SIMD_CALL ValueAndDerivative both(DF d, VF v) {
     const VF x = limited(d, v), x2 = hn::Mul(x, x);
     const VF y = simd::at_most(d, 126, Inner::exponent(d, x, x2));
     const VF e = exp2<kRough>(d, y);
@@ -108,7 +108,7 @@ struct GeluTanhInner {
 struct GeluTanh : Swish<GeluTanhInner> {
   // The rough polynomial is within 2^-15.
   template <bool kRough>
-  static HWY_INLINE VF derivative(DF d, VF v) {
+  static DS_SIMD_CALL VF derivative(DF d, VF v) {
     if constexpr (!kRough) return both<kRough>(d, v).derivative;
     return rough_step(d, v, 0.0193525143f, -0.0450488254f, 0.030776551f, -0.0243646242f,
                       0.0667292699f, -0.0981901735f, 0.0979361832f, -0.0905140787f, 0.0830180645f,
@@ -123,7 +123,7 @@ struct GeluErf {
     VF a, bell, cumulative;  // bell = exp(-a^2/2)
   };
   template <bool kRough>
-  static HWY_INLINE Normal normal(DF d, VF v) {
+  static DS_SIMD_CALL Normal normal(DF d, VF v) {
     const VF a = simd::at_most(d, 100, hn::Abs(v));
     const VF y = hn::Mul(hn::Mul(a, hn::Set(d, -0.5f * simd::kLog2e)), a);
     const VF bell = exp2<kRough>(d, y);
@@ -137,7 +137,7 @@ struct GeluErf {
   // Roughly, Phi(v) is the sigmoid of an odd polynomial: its error is below 2^-13.5 of Phi(v), or
   // below 2^-22 where that is more.
   template <bool kRough>
-  static HWY_INLINE VF value(DF d, VF v) {
+  static DS_SIMD_CALL VF value(DF d, VF v) {
     if constexpr (!kRough) return hn::Mul(v, normal<kRough>(d, v).cumulative);
     return rough_swish(
         d, v,
@@ -146,14 +146,14 @@ struct GeluErf {
   }
   // The rough polynomial is within 2^-14.
   template <bool kRough>
-  static HWY_INLINE VF derivative(DF d, VF v) {
+  static DS_SIMD_CALL VF derivative(DF d, VF v) {
     if constexpr (!kRough) return both<kRough>(d, v).derivative;
     return rough_step(d, v, 0.00608277647f, -0.0337232985f, 0.0533817336f, -0.0421048813f,
                       0.0554262921f, -0.0924752653f, 0.101161204f, -0.0897756666f, 0.0815604925f,
                       -0.0864059255f, 0.155568182f);
   }
   template <bool kRough>
-  static HWY_INLINE ValueAndDerivative both(DF d, VF v) {
+  static DS_SIMD_CALL ValueAndDerivative both(DF d, VF v) {
     const Normal n = normal<kRough>(d, v);
     const VF density = hn::Mul(n.bell, hn::Set(d, 0.39894228040f));  // 1 / sqrt(2 pi)
     return {hn::Mul(v, n.cumulative), hn::MulAdd(hn::CopySign(n.a, v), density, n.cumulative)};
@@ -163,23 +163,23 @@ struct GeluErf {
 struct Relu {
   // Not a maximum: a NaN stays one.
   template <bool kRough>
-  static HWY_INLINE VF value(DF d, VF v) {
+  static DS_SIMD_CALL VF value(DF d, VF v) {
     return hn::IfThenZeroElse(hn::Le(v, hn::Zero(d)), v);
   }
   template <bool kRough>
-  static HWY_INLINE ValueAndDerivative both(DF d, VF v) {
+  static DS_SIMD_CALL ValueAndDerivative both(DF d, VF v) {
     return {value<kRough>(d, v), hn::IfThenZeroElse(hn::Le(v, hn::Zero(d)), hn::Set(d, 1.0f))};
   }
 };
 
 struct Tanh {
   template <bool kRough>
-  static HWY_INLINE VF value(DF d, VF v) {
+  static DS_SIMD_CALL VF value(DF d, VF v) {
     return simd::tanh(d, v);
   }
   // 4 e / (1 + e)^2 with e = exp(-2 |v|): 1 - tanh^2 without cancellation.
   template <bool kRough>
-  static HWY_INLINE ValueAndDerivative both(DF d, VF v) {
+  static DS_SIMD_CALL ValueAndDerivative both(DF d, VF v) {
     const VF e = exp2<kRough>(d, hn::Mul(hn::Set(d, -2 * simd::kLog2e), hn::Abs(v)));
     const VF r = inverse<kRough>(d, hn::Add(hn::Set(d, 1.0f), e));
     return {value<kRough>(d, v), hn::Mul(hn::Mul(hn::Set(d, 4.0f), e), hn::Mul(r, r))};

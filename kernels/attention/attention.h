@@ -109,6 +109,8 @@ inline constexpr int64_t kMaxHeadDim = 256;
 inline constexpr int64_t kMaxDecodedHeadDim = 2048;
 // Up to here a CPU reads keys where they lie, and their sequences may have several lengths.
 inline constexpr int64_t kFewQueriesOfCpus = 4;
+// From here on a CPU with tiles multiplies fp32 on them.
+inline constexpr int64_t kManyQueriesOfCpus = 512;
 // As many queries share a block of a GPU, which splits their keys.
 inline constexpr int64_t kFewQueriesOfGpus = 16;
 

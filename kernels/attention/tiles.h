@@ -122,9 +122,9 @@ bool tile_paths();
 // pays for long sequences only.
 template <class T>
 bool on_tiles(const AttentionProblem& p) {
-  constexpr int64_t kLong = 512;
   if constexpr (std::is_same_v<T, float16>) return false;
-  return tile_paths() && (std::is_same_v<T, bfloat16> || std::min(p.queries, p.keys) >= kLong);
+  return tile_paths() &&
+         (std::is_same_v<T, bfloat16> || std::min(p.queries, p.keys) >= kManyQueriesOfCpus);
 }
 
 // float and bfloat16, where on_tiles(). Scratch in floats.

@@ -152,6 +152,8 @@ bool matmul_path_runs(MatmulPath path, MatmulType type) {
   return path == MatmulPath::kDirect || path == MatmulPath::kFewRows || find(path, type) != nullptr;
 }
 
+int64_t matmul_dot_rows(MatmulType type) { return find(MatmulPath::kAuto, type)->kernel.few_rows; }
+
 const char* matmul_kernel_name(MatmulType type) { return find(MatmulPath::kAuto, type)->name; }
 
 }  // namespace ds::kernels

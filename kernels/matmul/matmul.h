@@ -65,8 +65,8 @@ struct Matmul {
   std::optional<ActivationKind> activation;
   void* pre = nullptr;
   int64_t pre_stride = 0;
-  // The sums of some dozens of rows may be in another order than those of more rows, where that is
-  // faster.
+  // The sums of some dozens of rows (matmul_dot_rows) may be in another order than those of more
+  // rows, where that is faster.
   bool any_order = false;
   // On a GPU: scratch, of matmul_workspace() bytes for the best speed; less is enough for any
   // product, none too. Aligned to 256 bytes.
@@ -108,6 +108,10 @@ int64_t matmul_workspace(const Matmul& problem, const GpuStream& on,
 
 // Whether this CPU runs `path` for operands of the type; kAuto, kDirect and kFewRows always.
 bool matmul_path_runs(MatmulPath path, MatmulType type);
+
+// The most rows that kAuto multiplies by dot products where `any_order` is set and both operands
+// lie along k; 0: none.
+int64_t matmul_dot_rows(MatmulType type);
 
 // What kAuto means for large products: "amx_bf16", "avx512" and so on.
 const char* matmul_kernel_name(MatmulType type);

@@ -58,9 +58,10 @@ void give_report(const Engine& engine, const StepReport& report, ds_step_report*
 
 // With DeepSpeed's names, but for "strict".
 LoadOptions load_options(const char* json) {
-  const JsonArguments given(json, "load options",
-                            {"load_module_only", "load_module_strict", "load_optimizer_states",
-                             "load_lr_scheduler_states", "may_be_missing", "strict"});
+  const JsonArguments given(
+      json, "load options",
+      {"load_module_only", "load_module_strict", "load_optimizer_states",
+       "load_lr_scheduler_states", "may_be_missing", "strict", "restore_on_failure"});
   LoadOptions options;
   options.module_only = given.flag("load_module_only", options.module_only);
   options.module_strict = given.flag("load_module_strict", options.module_strict);
@@ -68,6 +69,7 @@ LoadOptions load_options(const char* json) {
   options.schedule = given.flag("load_lr_scheduler_states", options.schedule);
   options.may_be_missing = given.flag("may_be_missing", options.may_be_missing);
   options.strict = given.flag("strict", options.strict);
+  options.restore_on_failure = given.flag("restore_on_failure", options.restore_on_failure);
   return options;
 }
 

@@ -226,13 +226,15 @@ void CheckpointLoader::prepare_counters(const CheckpointReader& reader, const Lo
   out.dataset = saved_json(reader, saved::kDataset);
 }
 
-// An engine that has trained has something to lose: what is overwritten is kept where memory has
-// room for it, else all bytes are checked beforehand, which reads them twice. The same on all
-// ranks: what one cannot put back is lost for all.
+// An engine that has trained has something to lose, unless every rank gives that up: what is
+// overwritten is kept where memory has room for it, else all bytes are checked beforehand, which
+// reads them twice. The same on all ranks: what one cannot put back is lost for all.
 std::optional<OverwrittenMemory> CheckpointLoader::protect(const CheckpointReader& reader,
-                                                           const Restored& restored) {
+                                                           const Restored& restored,
+                                                           const LoadOptions& options) {
   const bool trained = open_.progress.micro_steps != loaded_micro_steps_;
   if (!trained || !run_.model->incomplete().empty()) return {};
+  if (on_every_rank(run_.context(), run_.world(), kLoading, !options.restore_on_failure)) return {};
   std::optional<OverwrittenMemory> kept;
   if (!run_.config.zero.pipeline_loading_checkpoint && !updater_.optimizer().update_waits()) {
     const int64_t room = free_memory(read_system_memory());
@@ -305,7 +307,7 @@ void CheckpointLoader::restore(CheckpointReader reader, const LoadOptions& optio
   Restored restored;
   agree(ctx, run_.world(), kLoading, [&] { restored = prepare(reader, options); });
 
-  std::optional<OverwrittenMemory> kept = protect(reader, restored);
+  std::optional<OverwrittenMemory> kept = protect(reader, restored, options);
 
   const std::string where = printable(reader.folder().string(), 300);
   const std::vector<bool> overwritten_before = overwritten_;

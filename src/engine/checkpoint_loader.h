@@ -33,8 +33,8 @@ class CheckpointLoader {
   void compare_settings(const CheckpointReader& reader, const LoadOptions& options) const;
   Restored prepare(const CheckpointReader& reader, const LoadOptions& options);
   void prepare_counters(const CheckpointReader& reader, const LoadOptions& options, Restored& out);
-  std::optional<OverwrittenMemory> protect(const CheckpointReader& reader,
-                                           const Restored& restored);
+  std::optional<OverwrittenMemory> protect(const CheckpointReader& reader, const Restored& restored,
+                                           const LoadOptions& options);
   void read_in_turns(const CheckpointReader& reader, const Restored& restored);
   void read_together(const CheckpointReader& reader, const Restored& restored,
                      std::optional<OverwrittenMemory>& kept);

@@ -10,6 +10,9 @@ struct LoadOptions {
   bool schedule = true;          // how far the learning rate's schedule is
   bool may_be_missing = false;   // a folder without checkpoints changes nothing
   bool strict = false;           // a configuration or data set that differs is an error
+  // A load over training that fails leaves the engine as it was: what is overwritten is kept, or
+  // everything is checked first.
+  bool restore_on_failure = true;
 };
 
 inline bool takes_states(const LoadOptions& options) {

@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "models/inputs.h"
+#include "ops/attention.h"
 #include "ops/elementwise.h"
+#include "ops/gemv.h"
 #include "tensor/transfer.h"
 
 namespace ds::infer {
@@ -79,6 +81,39 @@ std::span<const float> Decoder::feed_each(std::span<const int32_t> tokens) {
   return fetch(to_fp32(ctx_, logits(batch_of(tokens), inference_options())));
 }
 
+std::span<const float> Decoder::feed_prompts(int64_t first,
+                                             std::span<const std::span<const int32_t>> prompts) {
+  const int64_t count = std::ssize(prompts);
+  size_t longest = 0;
+  std::vector<int64_t> ends;
+  for (const std::span<const int32_t> prompt : prompts) {
+    longest = std::max(longest, prompt.size());
+    ends.push_back(std::ssize(prompt) - 1);
+  }
+  std::vector<int32_t> tokens(longest * prompts.size(), 0);
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    std::copy(prompts[i].begin(), prompts[i].end(),
+              tokens.begin() + static_cast<std::ptrdiff_t>(i * longest));
+  }
+  if (cache_.batch() > 1) cache_.choose(first, count);
+  const Tensor found =
+      to_fp32(ctx_, logits(batch_of(tokens), inference_options(), {.last_positions = ends}));
+  // What follows a text does not see its padding.
+  for (int64_t i = 0; i < count; ++i) {
+    cache_.shorten(first + i, std::ssize(prompts[static_cast<size_t>(i)]));
+  }
+  return fetch(found);
+}
+
+bool Decoder::reads_alike(int64_t own, int64_t longest, int64_t rows) const {
+  // A GPU's products of more than a few rows are the vendor's.
+  if (ctx_.device->kind() != DeviceKind::kCpu) return false;
+  // How many rows an expert has is known only when they have chosen.
+  if (model_.info().experts > 0) return false;
+  return ops::queries_alike(own, longest) &&
+         ops::sums_alike(weights_.compute_type(), weights_.all_in_codes(), own, rows);
+}
+
 models::Batch Decoder::batch_of(std::span<const int32_t> tokens) {
   const std::vector<int64_t>& lengths = cache_.lengths();
   const int64_t texts = std::ssize(lengths), n = std::ssize(tokens) / texts;
@@ -100,7 +135,7 @@ void Decoder::take_part() {
   if (cache_.batch() > 1) cache_.choose(0, 1);
   forget(0);
   const int32_t any = 0;
-  logits(batch_of({&any, 1}), inference_options(), true);
+  logits(batch_of({&any, 1}), inference_options(), {.for_others = true});
 }
 
 bool Decoder::feed_recorded(int32_t token) {
@@ -113,13 +148,11 @@ bool Decoder::feed_recorded(int32_t token) {
 }
 
 Tensor Decoder::logits(const models::Batch& batch, const nn::TapeOptions& options,
-                       bool for_others) {
+                       models::ForwardOptions forward) {
   nn::Tape tape(ctx_, weights_, nullptr, options);
-  models::ForwardOptions forward;
   forward.state = &cache_;
   forward.last_only = true;
   if (experts_) forward.expert_ranks = &experts_;
-  forward.for_others = for_others;
   return model_.logits(tape, batch, forward).data;
 }
 

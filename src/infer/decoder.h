@@ -40,12 +40,19 @@ class Decoder {
   std::span<const float> feed(int64_t text, std::span<const int32_t> tokens);
   // Feeds a token of each of the first texts: the logits of one after the other.
   std::span<const float> feed_each(std::span<const int32_t> tokens);
+  // Feeds the texts from `first` on, of which nothing is known yet, tokens of each in one pass, in
+  // which shorter ones have padding behind them: the logits that follow each.
+  std::span<const float> feed_prompts(int64_t first,
+                                      std::span<const std::span<const int32_t>> prompts);
+  // Whether it is known that a prompt of `own` tokens has the bits that it has alone when it is fed
+  // with others, all of them of `longest` tokens with their padding and of `rows` together.
+  bool reads_alike(int64_t own, int64_t longest, int64_t rows) const;
   // A pass that other ranks make for a text of theirs. What was fed so far is forgotten.
   void take_part();
 
  private:
   Tensor logits(const models::Batch& batch, const nn::TapeOptions& options,
-                bool for_others = false);
+                models::ForwardOptions forward = {});
   // As many tokens of each chosen text.
   models::Batch batch_of(std::span<const int32_t> tokens);
   bool feed_recorded(int32_t token);

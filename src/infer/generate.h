@@ -45,7 +45,8 @@ struct BatchOptions {
 };
 
 // Continues several prompts, of which at most `at_once` are in a pass together: each weight is read
-// once for all of them, and where one text ends the next prompt takes its place. Text i is that of
+// once for all of them, and where one text ends the next prompt takes its place. Prompts of about
+// the same length are read together where that leaves the bits of each. Text i is that of
 // generate() with the seed options.seed + i, bit for bit up to kBatchWithSameBits texts at once on
 // a CPU. Fewer go together where the pool of blocks has no room for all. A prompt that is refused
 // refuses all. kEndAll stops with kCallback. Ranks that make passes together: as generate().

@@ -28,6 +28,46 @@ void check_prompts(const models::ArchitectureInfo& info,
   }
 }
 
+// Prompts that are read together: a weight is read, and made ready for a product, once for all.
+class PromptPass {
+ public:
+  PromptPass(const Decoder& decoder, const KvBlockOptions& blocks)
+      : decoder_(decoder), in_pool_(blocks.pool_tokens > 0) {}
+
+  // Whether one more keeps everybody's bits, and costs less than a pass of its own.
+  bool takes(const Continuation& text) const {
+    const int64_t own = std::ssize(text.fresh()), longest = std::max(longest_, own);
+    const int64_t rows = (std::ssize(prompts_) + 1) * longest, tokens = tokens_ + own;
+    if (rows > kMostRows || rows > tokens + tokens / kPaddedShare) return false;
+    // Padding takes blocks of the pool, which knows of a text's own tokens alone.
+    if (in_pool_ && longest > std::min(least_room_, text.capacity())) return false;
+    return decoder_.reads_alike(std::min(shortest_, own), longest, rows) &&
+           decoder_.reads_alike(longest, longest, rows);
+  }
+
+  void add(const Continuation& text) {
+    const int64_t own = std::ssize(text.fresh());
+    prompts_.push_back(text.fresh());
+    tokens_ += own;
+    longest_ = std::max(longest_, own);
+    shortest_ = std::min(shortest_, own);
+    least_room_ = std::min(least_room_, text.capacity());
+  }
+
+  std::span<const std::span<const int32_t>> prompts() const { return prompts_; }
+
+ private:
+  // Products of more rows gain nothing, and the first text waits for the last one's.
+  static constexpr int64_t kMostRows = 512;
+  static constexpr int64_t kPaddedShare = 4;  // at most one in so many tokens is padding
+
+  const Decoder& decoder_;
+  const bool in_pool_;
+  std::vector<std::span<const int32_t>> prompts_;
+  int64_t tokens_ = 0, longest_ = 0;
+  int64_t shortest_ = INT64_MAX, least_room_ = INT64_MAX;
+};
+
 // Texts that go on, each in a place of the cache, and those that wait.
 class Batch {
  public:
@@ -76,17 +116,37 @@ class Batch {
            decoder_.length(static_cast<int64_t>(place)) == texts_[places_[place]].capacity();
   }
 
-  // Prompts are read one by one, into places that are empty.
+  // Prompts are read into places that are empty.
   void begin_texts() {
     for (size_t place = 0; place < places_.size() && !stopped_; ++place) {
-      while (places_[place] == kEmpty && next_ < texts_.size() && has_room(next_) && !stopped_) {
-        places_[place] = next_++;
-        if (texts_[places_[place]].ended()) {
-          leave(place);
+      while (places_[place] == kEmpty && next_ < texts_.size() && !stopped_) {
+        if (texts_[next_].ended()) {
+          ++next_;
+        } else if (has_room(next_)) {
+          read_prompts(place);
         } else {
-          read(place);
+          break;
         }
       }
+    }
+  }
+
+  // The prompts that wait, into places from `first` on, as many as one pass takes: from the last
+  // one on, since texts that move into a place of one that ended have had their token.
+  void read_prompts(size_t first) {
+    PromptPass pass(decoder_, blocks_);
+    for (size_t place = first; place < places_.size() && places_[place] == kEmpty; ++place) {
+      if (next_ == texts_.size() || texts_[next_].ended()) break;
+      if (place > first && !(has_room(next_) && pass.takes(texts_[next_]))) break;
+      pass.add(texts_[next_]);
+      places_[place] = next_++;
+    }
+    turns_.take(true);
+    const std::span<const float> logits = turns_.pass(
+        [&] { return decoder_.feed_prompts(static_cast<int64_t>(first), pass.prompts()); });
+    const size_t count = pass.prompts().size(), vocabulary = logits.size() / count;
+    for (size_t i = count; i-- > 0 && !stopped_;) {
+      take(first + i, logits.subspan(i * vocabulary, vocabulary));
     }
   }
 

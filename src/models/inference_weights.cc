@@ -104,6 +104,7 @@ InferenceWeights::InferenceWeights(const OpContext& ctx, const nn::ParameterSet&
       const bool chosen = p.expert >= 0 && p.split.experts > 0;
       bytes_per_token_ += chosen ? bytes * info.experts_per_token / p.split.experts : bytes;
     }
+    if (is_product(id) && !held.quantized) all_in_codes_ = false;
     if (file_ && places_[static_cast<size_t>(id)].stored) store(id, held);
     held_.push_back(std::move(held));
   }

@@ -73,6 +73,7 @@ class InferenceWeights final : public nn::ParameterReader {
   void expect(std::span<const nn::ParamId> ids) override;
   const nn::ParameterSet& parameters() const override { return parameters_; }
   const ops::QuantizedWeight* quantized(nn::ParamId id) override;
+  bool all_in_codes() const override { return all_in_codes_; }
   bool holds(nn::ParamId id) const override {
     return here_.empty() || here_[static_cast<size_t>(id)];
   }
@@ -101,6 +102,7 @@ class InferenceWeights final : public nn::ParameterReader {
   const DType compute_type_;
   const std::vector<bool> here_;  // what this rank holds; empty: everything
   std::vector<Held> held_;
+  bool all_in_codes_ = true;
   std::unique_ptr<WeightFile> file_;  // null: none is stored
   // By parameter, which matrices are to rest in the file, those of experts by layer.
   struct Place {

@@ -26,15 +26,29 @@ Batch to_device(Batch batch, const std::shared_ptr<Device>& device) {
 
 namespace {
 
-// The last position of decoded sequences. Only the generator asks for this, of one sequence or of
-// one token of each, so rows need no copy.
-ResidualStream last_position(const Tape& tape, const ResidualStream& s) {
-  const int64_t n = s.x.data.size(1);
+// The last position of each decoded sequence. Of one sequence that is no copy.
+ResidualStream last_position(const Tape& tape, std::span<const int64_t> positions,
+                             const ResidualStream& s) {
+  const int64_t sequences = s.x.data.size(0), n = s.x.data.size(1);
   if (n == 1) return s;
-  DS_CHECK(!tape.recording() && s.x.data.size(0) == 1, Code::kInternal,
-           "logits of the last position alone are for decoding one sequence, or a token of each");
-  const auto last = [n](const Value& v) {
-    return v ? Value{v.data.slice(1, n - 1, n), nullptr} : v;
+  DS_CHECK(!tape.recording() && (positions.empty() || std::ssize(positions) == sequences),
+           Code::kInternal, "the last positions of ", sequences, " sequences are ",
+           positions.size(), ", and are for decoding");
+  const auto position = [&](int64_t b) {
+    return positions.empty() ? n - 1 : positions[static_cast<size_t>(b)];
+  };
+  const auto last = [&](const Value& v) -> Value {
+    if (!v) return v;
+    if (sequences == 1) return {v.data.slice(1, position(0), position(0) + 1), nullptr};
+    const OpContext& ctx = tape.ctx();
+    const int64_t width = v.data.size(2);
+    Tensor rows = ctx.workspace(v.data.dtype(), {sequences, 1, width});
+    const int64_t bytes = width * dtype_size(v.data.dtype());
+    for (int64_t b = 0; b < sequences; ++b) {
+      const Tensor from = v.data.select(0, b).slice(0, position(b), position(b) + 1);
+      copy_rows(*ctx.device, {rows.select(0, b).raw(), bytes}, {from.raw(), bytes}, bytes, 1);
+    }
+    return {rows, nullptr};
   };
   return {last(s.x), last(s.residual)};
 }
@@ -100,7 +114,7 @@ void Architecture::check_head() const {
 
 Value Architecture::last_norm(Tape& tape, const PassContext& pass, ResidualStream s) const {
   const nn::LayerScope layer(tape, nn::kHeadLayer);
-  if (pass.options.last_only) s = last_position(tape, s);
+  if (pass.options.last_only) s = last_position(tape, pass.options.last_positions, s);
   return run_last_norm(tape, s);
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 
 #include "mesh/row_exchange.h"
 #include "nn/layers.h"
@@ -40,6 +41,8 @@ struct ForwardOptions {
   Recompute recompute = {};
   nn::AttentionState* state = nullptr;  // decoding: the tokens follow those that it has seen
   bool last_only = false;               // logits of the last position alone
+  // With it, that position of each sequence; none: the last one of all of them.
+  std::span<const int64_t> last_positions = {};
   // Where layers of experts leave what their routers chose, and their losses, of whose gradients
   // backward is then part; it lives until then. Null: nobody asks.
   nn::RouterRecord* routers = nullptr;

@@ -57,6 +57,9 @@ class ParameterReader {
   // and nothing is to be released: then it is acquired.
   virtual const ops::QuantizedWeight* quantized(ParamId) { return nullptr; }
 
+  // Whether every matrix of a product is held in codes.
+  virtual bool all_in_codes() const { return false; }
+
   // The linear layers whose products are of 8-bit codes while a model trains; null: none.
   virtual Fp8Linears* fp8() { return nullptr; }
 

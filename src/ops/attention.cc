@@ -277,6 +277,12 @@ bool fills_up(const OpContext& ctx, const AttentionInputs& in) {
 
 }  // namespace
 
+bool queries_alike(int64_t queries, int64_t others) {
+  const auto few = [](int64_t n) { return n <= kernels::kFewQueriesOfCpus; };
+  const auto many = [](int64_t n) { return n >= kernels::kManyQueriesOfCpus; };
+  return few(queries) == few(others) && many(queries) == many(others);
+}
+
 void attention(const OpContext& ctx, const AttentionInputs& in, const AttentionOptions& options,
                const AttentionOutputs& to) {
   const Op op{ctx, "attention"};

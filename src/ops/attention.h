@@ -8,6 +8,10 @@
 
 namespace ds::ops {
 
+// Whether a query among `queries` of its sequence and among `others` sums in the same order on the
+// CPU: the same numbers have the same bits.
+bool queries_alike(int64_t queries, int64_t others);
+
 struct AttentionOptions {
   bool causal = true;  // query i sees keys j <= i + (keys - queries)
   int64_t window = 0;  // > 0: of those only the last `window`, j > i + (keys - queries) - window;

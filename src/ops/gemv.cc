@@ -1,6 +1,7 @@
 #include "ops/gemv.h"
 
 #include "kernels/gemv/gemv.h"
+#include "kernels/matmul/matmul.h"
 #include "ops/linear_checks.h"
 
 namespace ds::ops {
@@ -11,6 +12,15 @@ bool few_rows(const Tensor& x) {
   const int64_t rows = row_count(x);
   const bool on_gpu = x.storage() && x.storage()->device_kind() == DeviceKind::kCuda;
   return rows > 0 && rows <= (on_gpu ? kMostOnGpu : kernels::kMaxGemvRows);
+}
+
+bool sums_alike(DType type, bool codes, int64_t rows, int64_t others) {
+  const auto both = [&](int64_t most) { return (rows <= most) == (others <= most); };
+  const auto in = type == DType::kFloat32    ? kernels::MatmulType::kFloat32
+                  : type == DType::kBFloat16 ? kernels::MatmulType::kBFloat16
+                                             : kernels::MatmulType::kFloat16;
+  // Weights in codes do not lie along k when they are multiplied as numbers.
+  return both(kernels::kMaxGemvRows) && (codes || both(kernels::matmul_dot_rows(in)));
 }
 
 void gemv(const OpContext& ctx, const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y) {

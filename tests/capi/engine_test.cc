@@ -285,6 +285,13 @@ TEST(CapiEngine, DamageIsFoundAndNamed) {
   EXPECT_FALSE(std::filesystem::exists(copy));
   EXPECT_DS_OK(ds_engine_load(world.engine, folder.c_str(), nullptr, nullptr));
   EXPECT_DS_OK(ds_engine_train_batch(world.engine, nullptr));
+  // Nor is one that has trained spared if it gives that up.
+  EXPECT_EQ(ds_engine_load(world.engine, folder.c_str(), "one", R"({"restore_on_failure": false})"),
+            DS_ERR_CORRUPT);
+  EXPECT_EQ(ds_engine_train_batch(world.engine, nullptr), DS_ERR_STATE);
+  EXPECT_DS_OK(
+      ds_engine_load(world.engine, folder.c_str(), nullptr, R"({"restore_on_failure": false})"));
+  EXPECT_DS_OK(ds_engine_train_batch(world.engine, nullptr));
 }
 
 TEST(CapiEngine, LoadsInPart) {

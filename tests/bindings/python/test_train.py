@@ -176,6 +176,21 @@ def test_resume_is_bitwise(dataset: ds.Dataset, tmp_path: Path) -> None:
     for index in range(len(whole.model)):
         assert whole.model.get(index).tobytes() == resumed.model.get(index).tobytes()
     ds.checkpoint.verify(tmp_path)
+    ds.checkpoint.verify(tmp_path)
+    # Damage that a load only sees while it reads, into an engine whose training is given up.
+    data = max(tmp_path.glob("global_step2/data-*.bin"), key=lambda file: file.stat().st_size)
+    intact = data.read_bytes()
+    data.write_bytes(intact[:-1] + bytes([intact[-1] ^ 1]))
+    with pytest.raises(ds.CorruptError):
+        whole.load(tmp_path, "global_step2")
+    assert whole.train_batch().step == 5
+    with pytest.raises(ds.CorruptError):
+        whole.load(tmp_path, "global_step2", restore_on_failure=False)
+    with pytest.raises(ds.StateError):
+        whole.train_batch()
+    data.write_bytes(intact)
+    whole.load(tmp_path, restore_on_failure=False)
+    assert whole.train_batch().step == 3
     assert "global_step2" in str(ds.checkpoint.inspect(tmp_path)["tags"])
     ds.checkpoint.delete(tmp_path, "global_step2")
     with pytest.raises(ds.NotFoundError):

@@ -1,5 +1,7 @@
 // Checkpoints of runs at ZeRO stage 3 that keep second copies, and loads of a part of the state by
 // several ranks.
+#include <gmock/gmock.h>
+
 #include <fstream>
 
 #include "attached_state.h"
@@ -231,6 +233,44 @@ TEST(DamagedCheckpoints, LeaveTrainedRanksAsTheyWere) {
       if (comm->rank() == 0) loaded = all;
     });
     EXPECT_TRUE(same_bits(loaded, undisturbed));
+  }
+}
+
+// Where every rank gives its training up, nothing is kept or read beforehand: damage is found when
+// it is too late for anything but another load, which brings what was saved. One rank that keeps
+// its training does so for all.
+TEST(DamagedCheckpoints, MayCostATrainingThatIsGivenUp) {
+  for (const bool all_give_up : {true, false}) {
+    SCOPED_TRACE(all_give_up);
+    const Folder folder;
+    run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+      auto engine = make_rank_engine({2, step_config(2, 2)}, comm);
+      engine->train_batch();
+      engine->save(folder.path(), "a");
+      const std::vector<float> saved = all_weights(*engine);
+      engine->train_batch();
+      const std::vector<float> trained = all_weights(*engine);
+      const auto turn_bit = [&] {
+        comm->barrier();
+        if (comm->rank() == 0) turn_last_bit(folder.path("a/data-00001.bin"));
+        comm->barrier();
+      };
+      const LoadOptions options{.restore_on_failure = !all_give_up && comm->rank() == 0};
+      turn_bit();
+      error_of(Code::kCorrupt, [&] { engine->load(folder.path(), "a", options); });
+      turn_bit();
+      if (all_give_up) {
+        EXPECT_THAT(error_of(Code::kState, [&] { engine->train_batch(); }),
+                    testing::HasSubstr("failed half way"));
+      } else {
+        EXPECT_TRUE(same_bits(all_weights(*engine), trained));
+        engine->train_batch();
+      }
+      engine->load(folder.path(), "a", options);
+      EXPECT_TRUE(same_bits(all_weights(*engine), saved));
+      engine->train_batch();
+      EXPECT_TRUE(same_bits(all_weights(*engine), trained));
+    });
   }
 }
 

@@ -52,6 +52,7 @@ class TextsTogether : public ::testing::TestWithParam<Family> {
 
   const uint64_t seed_ = std::random_device{}();
   std::mt19937_64 random_{seed_};
+  int compared_ = 0;
 };
 
 // Logits of 16 texts of several lengths in one pass, each beside a cache of its own.
@@ -82,10 +83,82 @@ TEST_P(TextsTogether, HaveTheBitsOfEachAlone) {
   }
 }
 
+// Logits behind prompts that are read in one pass and behind tokens that follow, each beside a
+// decoder of its own: few and many rows, padding, windows, and a cache in blocks or of codes.
+TEST_P(TextsTogether, PromptsHaveTheBitsOfEachAlone) {
+  SCOPED_TRACE(seed_);
+  const Prompts groups[] = {prompts({20, 17, 25}), prompts({3, 4, 4, 2}), prompts({8, 7}),
+                            prompts({100, 97, 120, 118}), Prompts(12, prompts({40}).front())};
+  for (const WeightForm form :
+       {WeightForm::kFloat32, WeightForm::kBFloat16, WeightForm::kInt8, WeightForm::kInt4}) {
+    const auto model = make(form);
+    const models::Architecture& architecture = model->architecture();
+    const bool codes = form == WeightForm::kInt4 && architecture.info().values_in_keys == 0;
+    GenerateOptions options;
+    options.kv.codes = codes;
+    for (const Prompts& group : groups) {
+      const auto texts = std::ssize(group);
+      Decoder together(model->context(), model->reader(), architecture, {texts, 128}, options);
+      int64_t longest = 0;
+      for (const auto& prompt : group) longest = std::max(longest, std::ssize(prompt));
+      bool alike = true;
+      for (const auto& prompt : group) {
+        alike = alike && together.reads_alike(std::ssize(prompt), longest, texts * longest);
+      }
+      EXPECT_FALSE(alike && architecture.info().experts > 0);
+      if (!alike) continue;
+      ++compared_;
+      SCOPED_TRACE(str_cat(weight_form_name(form), ", ", texts, " texts of up to ", longest));
+      const auto all = spans(group);
+      const std::span<const float> found = together.feed_prompts(0, all);
+      std::vector<std::vector<float>> logits;
+      for (int64_t i = 0; i < texts; ++i) {
+        const float* const own = found.data() + i * kVocab;
+        logits.emplace_back(own, own + kVocab);
+        EXPECT_EQ(together.length(i), std::ssize(group[static_cast<size_t>(i)]));
+      }
+      const std::vector<int32_t> next = random_ids(random_, group.size());
+      const std::span<const float> behind = together.feed_each(next);
+      for (size_t i = 0; i < group.size(); ++i) {
+        Decoder alone(model->context(), model->reader(), architecture, {1, 128}, options);
+        EXPECT_THAT(alone.feed(0, group[i]), ::testing::ElementsAreArray(logits[i])) << i;
+        EXPECT_THAT(alone.feed(0, {&next[i], 1}),
+                    ::testing::ElementsAreArray(behind.subspan(i * kVocab, kVocab)))
+            << i;
+      }
+    }
+  }
+  // All groups but those of more rows than dot products take.
+  EXPECT_GE(compared_, make()->architecture().info().experts > 0 ? 0 : 16);
+}
+
+// The tokens of a pass come from the last text on: so those of prompts that were read together.
+TEST_P(TextsTogether, PromptsOfOneLengthAreReadTogether) {
+  const auto model = make(WeightForm::kInt8);
+  GenerateOptions options;
+  options.max_tokens = 1;
+  const auto order = [&](std::initializer_list<size_t> lengths) {
+    std::vector<int64_t> texts;
+    together(*model, prompts(lengths), options, 8, [&](int64_t text, int32_t) {
+      texts.push_back(text);
+      return Reply::kGoOn;
+    });
+    return texts;
+  };
+  using Order = std::vector<int64_t>;
+  const bool experts = model->architecture().info().experts > 0;
+  EXPECT_EQ(order({20, 20, 20}), experts ? (Order{0, 1, 2}) : (Order{2, 1, 0}));
+  // The second is padded, the third would be for the most part, the fifth has other products.
+  EXPECT_EQ(order({20, 18, 44, 40, 4, 4}),
+            experts ? (Order{0, 1, 2, 3, 4, 5}) : (Order{1, 0, 3, 2, 5, 4}));
+  EXPECT_EQ(order({3, 4, 4, 5}), experts ? (Order{0, 1, 2, 3}) : (Order{2, 1, 0, 3}));
+}
+
 // Prompts shorter and longer than blocks and than what one product takes, texts that a token ends.
 TEST_P(TextsTogether, AreThoseOfOneAfterTheOther) {
   SCOPED_TRACE(seed_);
-  const Prompts asked = prompts({5, 1, 40, 17, 3, 70, 16, 2, 9, 1, 30, 4, 6, 8, 11, 13, 2, 7, 21});
+  const Prompts asked = prompts(
+      {5, 1, 40, 17, 18, 20, 3, 70, 16, 2, 9, 1, 30, 4, 6, 8, 11, 13, 100, 110, 99, 2, 7, 21});
   for (const WeightForm form :
        {WeightForm::kFloat32, WeightForm::kBFloat16, WeightForm::kInt8, WeightForm::kInt4}) {
     const auto model = make(form);
@@ -122,7 +195,7 @@ TEST_P(TextsTogether, BeginAgainAsTheyDoAlone) {
 TEST_P(TextsTogether, WithBlocksOfAnySizeAndCodes) {
   SCOPED_TRACE(seed_);
   const auto model = make(WeightForm::kBFloat16);
-  const Prompts asked = prompts({5, 33, 2, 18, 7});
+  const Prompts asked = prompts({5, 33, 30, 2, 18, 7, 8});
   GenerateOptions options;
   options.max_tokens = 30;
   options.sampling.temperature = 0.8;
@@ -143,7 +216,7 @@ TEST_P(TextsTogether, WithBlocksOfAnySizeAndCodes) {
 TEST_P(TextsTogether, WaitWhereThePoolHasNoRoom) {
   SCOPED_TRACE(seed_);
   const auto model = make();
-  const Prompts asked = prompts({5, 20, 2, 18, 7, 30});
+  const Prompts asked = prompts({5, 20, 2, 18, 17, 7, 30});
   GenerateOptions options;
   options.max_tokens = 20;
   options.seed = seed_;

@@ -327,10 +327,12 @@ class Engine(Handle, DeepSpeedNames):
         load_lr_scheduler_states: Optional[bool] = None,
         may_be_missing: Optional[bool] = None,
         strict: Optional[bool] = None,
+        restore_on_failure: Optional[bool] = None,
     ) -> None:
         """Loads a checkpoint; `tag` None: the newest valid one. Keywords say how much of it is taken over
         (ds_engine_load); `may_be_missing` begins anew in a folder without checkpoints; `strict` refuses
-        settings that differ from the saved run's."""
+        settings that differ from the saved run's; with `restore_on_failure` False a load over training
+        reads once and needs no memory, and one that fails leaves the engine incomplete."""
         given = options(
             load_module_only=load_module_only,
             load_module_strict=load_module_strict,
@@ -338,6 +340,7 @@ class Engine(Handle, DeepSpeedNames):
             load_lr_scheduler_states=load_lr_scheduler_states,
             may_be_missing=may_be_missing,
             strict=strict,
+            restore_on_failure=restore_on_failure,
         )
         with self._interruptible():
             _native.ds_engine_load(self._handle, path_text(folder), tag, given)
