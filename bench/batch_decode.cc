@@ -1,9 +1,9 @@
 // Times generation of several texts together through the C ABI:
 //   batch_decode MODEL.json fp32|bf16|int8|int4 [PROMPT=32] [NEW=64] [THREADS=0] [ROUNDS=5]
 // MODEL.json is a config.json; weights are random, all texts as long. 1, 2, 4, 8 and 16 texts take
-// turns in every round. The last line is JSON: of each number of texts the median milliseconds until
-// all prompts are read and each text has a token, those of a pass (a token of each), by the time
-// between the last tokens of two passes, and tokens per second with the reading of prompts.
+// turns in every round. The last line is JSON: of each number of texts the median milliseconds
+// until all prompts are read and each text has a token, those of a pass (a token of each), by the
+// time between the last tokens of two passes, and tokens per second with the reading of prompts.
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
