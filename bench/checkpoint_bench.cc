@@ -265,7 +265,7 @@ Json measure_speed(const Arguments& arguments, const fs::path& folder) {
       if (times != &loads) training.step();
       drop_from_cache(where);
       if (times == &over_warm) make_fresh_memory_ready(bytes);
-      const ds::LoadOptions options{.restore_on_failure = times != &given_up};
+      const char* const options = times == &given_up ? R"({"restore_on_failure": false})" : "";
       times->push_back(timed([&] { training.engine().load(where, "t", options); }));
     }
     const Json resumed = resume_elsewhere(arguments, folder);
