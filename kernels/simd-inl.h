@@ -36,7 +36,7 @@
 #endif
 
 // Functions of many operations. Each operation of the portable fallback is a loop over numbers in
-// memory: where they are part of what calls them, that takes gcc twenty times as long as the rest.
+// memory: where they are part of what calls them, gcc can take more than a minute for a file.
 #undef DS_SIMD_CALL
 #if HWY_TARGET == HWY_EMU128
 #define DS_SIMD_CALL HWY_NOINLINE inline
