@@ -46,7 +46,7 @@ endfunction()
 # The include check (tests/lint/check_layers.py) holds the order; DEPS makes the link follow it.
 function(ds_layer name)
   cmake_parse_arguments(ARG "" "" "SOURCES;APART;DEPS" ${ARGN})
-  ds_join_sources(ds_${name} 6 "${ARG_SOURCES}" "${ARG_APART}" units)
+  ds_join_sources(ds_${name} 12 "${ARG_SOURCES}" "${ARG_APART}" units)
   add_library(ds_${name} STATIC ${units})
   target_include_directories(ds_${name} PUBLIC ${CMAKE_SOURCE_DIR}/src ${CMAKE_SOURCE_DIR})
   target_link_libraries(ds_${name} PUBLIC ${ARG_DEPS} PRIVATE ds_warnings)
@@ -63,21 +63,10 @@ function(ds_test name)
   if(DS_SANITIZE)  # everything takes several times as long
     math(EXPR ARG_TIMEOUT "5 * ${ARG_TIMEOUT}")
   endif()
-  # Only for the sources that read files of the tree: the others compile to the same in every
-  # checkout, and the compiler cache knows them.
-  set(apart ${ARG_APART})
-  foreach(source IN LISTS ARG_SOURCES)
-    file(STRINGS ${source} uses REGEX "DS_TEST_(DATA|SOURCE)" LIMIT_COUNT 1)
-    if(uses)
-      set_property(SOURCE ${source} PROPERTY COMPILE_DEFINITIONS
-        DS_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data" DS_TEST_SOURCE="${CMAKE_SOURCE_DIR}")
-      list(APPEND apart ${source})
-    endif()
-  endforeach()
-  ds_join_sources(${name} 6 "${ARG_SOURCES}" "${apart}" units)
+  ds_join_sources(${name} 6 "${ARG_SOURCES}" "${ARG_APART}" units)
   add_executable(${name} ${units})
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/tests)
-  target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gtest GTest::gmock GTest::gtest_main
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS} test_paths GTest::gtest GTest::gmock GTest::gtest_main
     ds_warnings)
   # A sixth less to compile than with -O2 (docs/testing.md). What is tested stays as it is shipped.
   target_compile_options(${name} PRIVATE -O1)

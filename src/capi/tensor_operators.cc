@@ -13,9 +13,10 @@ namespace {
 // What is computed with here before operators check the rest.
 kernels::GroupFormat format_of(int32_t bits, int64_t group_size, bool minima) {
   DS_CHECK(bits == 8 || bits == 4, Code::kInvalidArgument, "bits is ", bits, "; 8 or 4 is needed");
-  constexpr int64_t kMost = int64_t{1} << 40;
-  DS_CHECK(group_size >= 2 && group_size <= kMost && group_size % 2 == 0, Code::kInvalidArgument,
-           "group_size is ", group_size, "; an even number from 2 to 2^40 is needed");
+  constexpr int64_t kLargestGroup = int64_t{1} << 40;
+  DS_CHECK(group_size >= 2 && group_size <= kLargestGroup && group_size % 2 == 0,
+           Code::kInvalidArgument, "group_size is ", group_size,
+           "; an even number from 2 to 2^40 is needed");
   return {bits, group_size, minima};
 }
 

@@ -8,8 +8,8 @@
 namespace ds {
 namespace {
 
-constexpr size_t kMaxMembers = 255;                // a byte each in the index
-constexpr int64_t kMaxSamples = int64_t{1} << 33;  // nine bytes each in the index
+constexpr size_t kMaxMembers = 255;                       // a byte each in the index
+constexpr int64_t kMaxBlendedSamples = int64_t{1} << 33;  // nine bytes each in the index
 
 std::vector<double> normalised(std::span<const double> weights) {
   DS_CHECK(!weights.empty() && weights.size() <= kMaxMembers, Code::kInvalidArgument, "a blend of ",
@@ -32,8 +32,8 @@ std::vector<double> normalised(std::span<const double> weights) {
 BlendIndex build_blend_index(std::span<const double> weights, int64_t size,
                              std::span<const int64_t> quotas) {
   const std::vector<double> shares = normalised(weights);
-  DS_CHECK(size >= 0 && size <= kMaxSamples, Code::kInvalidArgument, "a blend of ", size,
-           " samples; at most ", kMaxSamples, " can be indexed");
+  DS_CHECK(size >= 0 && size <= kMaxBlendedSamples, Code::kInvalidArgument, "a blend of ", size,
+           " samples; at most ", kMaxBlendedSamples, " can be indexed");
   DS_CHECK(quotas.empty() || quotas.size() == shares.size(), Code::kInvalidArgument, quotas.size(),
            " quotas for ", shares.size(), " data sets of a blend");
   BlendIndex index;
@@ -61,8 +61,8 @@ BlendIndex build_blend_index(std::span<const double> weights, int64_t size,
 }
 
 std::vector<int64_t> blend_counts(std::span<const double> weights, int64_t samples) {
-  DS_CHECK(samples >= 0 && samples <= kMaxSamples, Code::kInvalidArgument, "a blend of ", samples,
-           " samples; at most ", kMaxSamples, " can be indexed");
+  DS_CHECK(samples >= 0 && samples <= kMaxBlendedSamples, Code::kInvalidArgument, "a blend of ",
+           samples, " samples; at most ", kMaxBlendedSamples, " can be indexed");
   std::vector<int64_t> counts;
   for (const double share : normalised(weights)) {
     counts.push_back(static_cast<int64_t>(std::ceil(static_cast<double>(samples) * share * 1.005)));

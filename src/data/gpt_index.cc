@@ -10,7 +10,7 @@ namespace {
 
 // Twelve bytes per sample and four per sequence and epoch: past these the index is tens of
 // gigabytes, which is a mistyped number rather than a wish.
-constexpr int64_t kMaxSamples = int64_t{1} << 33;
+constexpr int64_t kMaxGptSamples = int64_t{1} << 33;
 constexpr int64_t kMaxDocuments = int64_t{1} << 34;
 
 struct Plan {
@@ -33,15 +33,15 @@ Plan make_plan(int64_t tokens, const GptIndexOptions& options, std::string_view 
   if (options.epochs || !options.samples) {
     plan.epochs = options.epochs.value_or(1);
   } else {
-    DS_CHECK(requested <= kMaxSamples && requested <= (INT64_MAX - 1) / length - 1,
+    DS_CHECK(requested <= kMaxGptSamples && requested <= (INT64_MAX - 1) / length - 1,
              Code::kInvalidArgument, what, ": ", requested, " samples are too many; at most ",
-             kMaxSamples, " can be indexed");
+             kMaxGptSamples, " can be indexed");
     // The smallest E with E * tokens - 1 >= requested * length.
     plan.epochs = (requested * length) / tokens + 1;
   }
   plan.total = samples_in(plan.epochs);
-  DS_CHECK(plan.total <= kMaxSamples, Code::kInvalidArgument, what, ": ", plan.epochs,
-           " epochs hold ", plan.total, " samples; at most ", kMaxSamples, " can be indexed");
+  DS_CHECK(plan.total <= kMaxGptSamples, Code::kInvalidArgument, what, ": ", plan.epochs,
+           " epochs hold ", plan.total, " samples; at most ", kMaxGptSamples, " can be indexed");
   if (plan.epochs == 1) return plan;
 
   plan.before = samples_in(plan.epochs - 1);

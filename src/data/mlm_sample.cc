@@ -10,7 +10,7 @@ namespace ds {
 namespace internal {
 namespace {
 
-constexpr int64_t kMaxSamples = int64_t{1} << 32;  // 24 bytes each
+constexpr int64_t kMaxMlmSamples = int64_t{1} << 32;  // 24 bytes each
 
 }  // namespace
 
@@ -26,9 +26,9 @@ SentenceMapper::SentenceMapper(const SentenceMapOptions& options)
   DS_CHECK(options.epochs || options.samples, Code::kInvalidArgument,
            "a sentence map needs a number of epochs or of samples");
   DS_CHECK(options.epochs.value_or(1) >= 1 && options.samples.value_or(1) >= 1 &&
-               options.samples.value_or(1) <= kMaxSamples,
+               options.samples.value_or(1) <= kMaxMlmSamples,
            Code::kInvalidArgument, "a sentence map of ", options.samples.value_or(1),
-           " samples in ", options.epochs.value_or(1), " epochs; from 1 to ", kMaxSamples,
+           " samples in ", options.epochs.value_or(1), " epochs; from 1 to ", kMaxMlmSamples,
            " samples can be mapped");
   if (options.short_probability > 0) {
     const double ratio = std::round(1.0 / options.short_probability);
@@ -62,8 +62,8 @@ void SentenceMapper::add_sentence(int64_t index, int64_t size) {
   // One last sentence alone would be too few for another sample.
   const bool full = length_ >= target_ && remaining_ > 1 && count_ >= options_.minimum_sentences;
   if (!full && remaining_ != 0) return;
-  DS_CHECK(static_cast<int64_t>(spans_.size()) < kMaxSamples, Code::kInvalidArgument, "more than ",
-           kMaxSamples, " samples; ask for fewer epochs");
+  DS_CHECK(static_cast<int64_t>(spans_.size()) < kMaxMlmSamples, Code::kInvalidArgument,
+           "more than ", kMaxMlmSamples, " samples; ask for fewer epochs");
   spans_.push_back({start_, index + 1, target_});
   start_ = index + 1;
   length_ = count_ = 0;

@@ -11,7 +11,7 @@
 namespace ds {
 namespace {
 
-constexpr int64_t kMaxSamples = int64_t{1} << 33;  // eight bytes each
+constexpr int64_t kMaxPackedSamples = int64_t{1} << 33;  // eight bytes each
 
 // Bins of equal capacity; finds the first with enough room in logarithmic time, from a tree of
 // maxima.
@@ -47,9 +47,9 @@ PackedDataset::PackedDataset(std::shared_ptr<const FinetuneCorpus> corpus, Seque
   DS_CHECK(range.begin >= 0 && range.begin <= range.end && range.end <= corpus_->example_count(),
            Code::kInvalidArgument, name_, ": examples ", range.begin, " to ", range.end, " of ",
            corpus_->example_count());
-  DS_CHECK(options.samples.value_or(1) >= 0 && options.samples.value_or(1) <= kMaxSamples,
+  DS_CHECK(options.samples.value_or(1) >= 0 && options.samples.value_or(1) <= kMaxPackedSamples,
            Code::kInvalidArgument, name_, ": ", options.samples.value_or(1),
-           " samples are asked for; from 0 to ", kMaxSamples, " can be indexed");
+           " samples are asked for; from 0 to ", kMaxPackedSamples, " can be indexed");
   std::vector<int64_t> chosen = choose(range);
   DS_CHECK(!chosen.empty(), Code::kInvalidArgument, name_, " holds no example to learn from: of ",
            range.size(), ", ", stats_.skipped, " are longer than ", options.sequence_length,

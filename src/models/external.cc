@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kPiece = int64_t{1} << 20;  // elements converted at a time
+constexpr int64_t kConverted = int64_t{1} << 20;  // elements converted at a time
 
 // Shape in the file: the model's, or its transpose.
 std::vector<int64_t> external_shape(const nn::Parameter& p, bool transposed) {
@@ -62,8 +62,8 @@ void read_plain(const OpContext& ctx, const SafetensorsEntry& entry, int64_t beg
   if (*entry.dtype == DType::kFloat32) {
     return read_shared(ctx, entry, begin * item, writable_bytes_of(out));
   }
-  for (int64_t at = 0; at < n; at += kPiece) {
-    const int64_t end = std::min(n, at + kPiece);
+  for (int64_t at = 0; at < n; at += kConverted) {
+    const int64_t end = std::min(n, at + kConverted);
     const Tensor piece = ctx.workspace(*entry.dtype, {end - at});
     read_shared(ctx, entry, (begin + at) * item, writable_bytes_of(piece));
     Tensor to = out.slice(0, at, end);
@@ -81,7 +81,7 @@ void read_transposed(const OpContext& ctx, const SafetensorsEntry& entry, const 
   float* const to = out.data<float>();
   const int64_t end = begin + out.elements(), first_row = begin / columns;
   const int64_t wanted = (end + columns - 1) / columns - first_row;
-  const int64_t lines = std::clamp<int64_t>(kPiece / 4 / wanted, 1, columns);
+  const int64_t lines = std::clamp<int64_t>(kConverted / 4 / wanted, 1, columns);
   const Tensor strip = ctx.workspace(dtype, {lines * wanted});
   constexpr int64_t kTile = 32;
   for (int64_t first = 0; first < columns; first += lines) {
@@ -205,8 +205,8 @@ bool same_external(const OpContext& ctx, const SafetensorsEntry& a, const Safete
   if (a.shape != b.shape) return false;
   if (!a.dtype || !b.dtype || !floating(*a.dtype) || !floating(*b.dtype)) return false;
   const int64_t elements = Shape(a.shape).elements();
-  for (int64_t begin = 0; begin < elements; begin += kPiece) {
-    const int64_t count = std::min(kPiece, elements - begin);
+  for (int64_t begin = 0; begin < elements; begin += kConverted) {
+    const int64_t count = std::min(kConverted, elements - begin);
     Tensor of_a = ctx.workspace(DType::kFloat32, {count});
     Tensor of_b = ctx.workspace(DType::kFloat32, {count});
     read_plain(ctx, a, begin, of_a);
@@ -243,7 +243,7 @@ SafetensorsTensor external_tensor(Model& model, nn::ParamId id, const ExternalNa
     };
     const auto put_all = [&](int64_t elements, const auto& piece) {
       for (int64_t begin = 0, end; begin < elements; begin = end) {
-        end = std::min(elements, begin + kPiece);
+        end = std::min(elements, begin + kConverted);
         put(piece(begin, end));
       }
     };

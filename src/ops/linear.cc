@@ -13,7 +13,7 @@ namespace {
 
 using kernels::MatmulType;
 
-MatmulType matmul_type(const Tensor& tensor, const Op& op, const char* name) {
+MatmulType product_type(const Tensor& tensor, const Op& op, const char* name) {
   check_dense_float(tensor, op, name);
   return ops::matmul_type(tensor);
 }
@@ -57,16 +57,16 @@ kernels::Matmul forward_product(const Op& op, const Tensor& x, const Tensor& w, 
                                 const Tensor& y) {
   kernels::Matmul p;
   p.any_order = op.ctx.any_order;
-  p.in = matmul_type(x, op, "x");
+  p.in = product_type(x, op, "x");
   p.out = columns_type(y, op, "y");
-  matmul_type(w, op, "w");
+  product_type(w, op, "w");
   check_same_type(x, "x", w, "w", op);
   check_output(y, "y", x, "x", op);
   const Rows in = as_rows(x, op, "x"), out = as_rows(y, op, "y");
   check_leading(x, "x", y, "y", op);
   check_weight(w, "w", out.columns, in.columns, op);
   if (bias) {
-    matmul_type(bias, op, "bias");
+    product_type(bias, op, "bias");
     check_same_type(x, "x", bias, "bias", op);
     DS_CHECK(bias.dims() == 1 && bias.size(0) == out.columns, Code::kInvalidArgument, op, ": bias ",
              bias.shape().text(), " must be [", out.columns, "]");
@@ -86,8 +86,8 @@ kernels::Matmul forward_product(const Op& op, const Tensor& x, const Tensor& w, 
 kernels::Matmul input_product(const Op& op, const Tensor& dy, const Tensor& w, const Tensor& dx) {
   kernels::Matmul p;
   p.in = columns_type(dy, op, "dy");
-  p.out = matmul_type(dx, op, "dx");
-  matmul_type(w, op, "w");
+  p.out = product_type(dx, op, "dx");
+  product_type(w, op, "w");
   check_same_type(dy, "dy", w, "w", op);
   check_output(dx, "dx", dy, "dy", op);
   const Rows out = as_rows(dy, op, "dy"), in = as_rows(dx, op, "dx");
@@ -108,9 +108,9 @@ kernels::Matmul weight_product(const Op& op, const Tensor& dy, const Tensor& x, 
                                bool accumulate) {
   kernels::Matmul p;
   p.in = columns_type(dy, op, "dy");
-  matmul_type(x, op, "x");
+  product_type(x, op, "x");
   check_same_type(dy, "dy", x, "x", op);
-  DS_CHECK(matmul_type(dw, op, "dw") == MatmulType::kFloat32, Code::kInvalidArgument, op,
+  DS_CHECK(product_type(dw, op, "dw") == MatmulType::kFloat32, Code::kInvalidArgument, op,
            ": dw must be float32, because gradients accumulate");
   const Rows out = as_rows(dy, op, "dy"), in = as_rows(x, op, "x");
   check_leading(dy, "dy", x, "x", op);

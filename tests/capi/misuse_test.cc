@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "capi/calls.h"
+#include "test_paths.h"
 
 namespace capi_test {
 namespace {
@@ -29,7 +30,7 @@ void expect_refused(const Call& call, const PreparedCall& prepared, const Param&
 }
 
 TEST(Misuse, TableHasEveryStatusFunction) {
-  std::ifstream file(std::string(DS_TEST_SOURCE) + "/tests/abi/ds.symbols");
+  std::ifstream file(ds::test_source().string() + "/tests/abi/ds.symbols");
   std::set<std::string> expected;
   for (std::string name; file >> name;) expected.insert(name);
   ASSERT_GT(expected.size(), 80u);
@@ -48,7 +49,7 @@ TEST(Misuse, TableHasEveryStatusFunction) {
 // The handles and out-parameters that the headers mark DS_NULLABLE are those that may be NULL,
 // which the tests below try.
 TEST(Misuse, TheDescriptionSaysWhatMayBeNull) {
-  std::ifstream file(std::string(DS_TEST_SOURCE) + "/docs/api/ds_api.json");
+  std::ifstream file(ds::test_source().string() + "/docs/api/ds_api.json");
   const ds::Json api = ds::Json::parse(file);
   std::map<std::string, std::map<std::string, bool>> nullable;
   for (const ds::Json& function : api.at("functions")) {

@@ -1,5 +1,6 @@
 // Our loss curve against the one that PyTorch and Transformers recorded (gpt2_curve.json).
 #include "parity/curve.h"
+#include "test_paths.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +11,7 @@
 namespace {
 
 nlohmann::json recorded() {
-  std::ifstream file(DS_TEST_SOURCE "/tests/parity/gpt2_curve.json");
+  std::ifstream file(ds::test_source() / "tests/parity/gpt2_curve.json");
   return nlohmann::json::parse(file);
 }
 

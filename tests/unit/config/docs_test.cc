@@ -6,13 +6,13 @@
 #include "base/file.h"
 #include "config/config_table.h"
 #include "config/docs.h"
+#include "test_paths.h"
 
 namespace ds {
 namespace {
 
 TEST(Docs, CommittedPageIsCurrent) {
-  const std::string committed =
-      read_text_file(std::string(DS_TEST_SOURCE) + "/docs/configuration.md");
+  const std::string committed = read_text_file(test_source().string() + "/docs/configuration.md");
   EXPECT_TRUE(committed == render_config_docs())
       << "docs/configuration.md is stale; build the target config_docs";
 }

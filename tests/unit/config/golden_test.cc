@@ -10,11 +10,12 @@
 #include "base/file.h"
 #include "config/config.h"
 #include "config/config_table.h"
+#include "test_paths.h"
 
 namespace ds {
 namespace {
 
-const std::string kPath = std::string(DS_TEST_DATA) + "/config/broken.golden";
+const std::string kPath = test_data().string() + "/config/broken.golden";
 
 std::string message_of(std::string line) {
   ConfigEnvironment environment;

@@ -5,14 +5,13 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "data/indexed_dataset.h"
+#include "test_paths.h"
 #include "unit/data/data_test_util.h"
 
 namespace ds {
 namespace {
 
-std::filesystem::path golden(const std::string& name) {
-  return std::filesystem::path(DS_TEST_DATA) / "tokenizers" / name;
-}
+std::filesystem::path golden(const std::string& name) { return test_data() / "tokenizers" / name; }
 
 std::vector<int64_t> all_tokens(const TokenSource& source) {
   std::vector<int64_t> out;
@@ -147,8 +146,7 @@ TEST(Corpus, DataNamesASource) {
 // Text that is read in blocks has the tokens of the whole text, whatever the tokenizer puts before
 // a text.
 TEST(Corpus, BlocksAreSeamless) {
-  const std::filesystem::path families =
-      std::filesystem::path(DS_TEST_DATA) / "tokenizers" / "families";
+  const std::filesystem::path families = test_data() / "tokenizers" / "families";
   std::string text = "The keeper";
   std::mt19937 random(3);
   while (text.size() < 1'100'000) {

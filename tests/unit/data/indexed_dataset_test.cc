@@ -5,6 +5,7 @@
 #include <map>
 
 #include "data/gpt_dataset.h"
+#include "test_paths.h"
 #include "unit/data/data_test_util.h"
 
 namespace ds {
@@ -45,7 +46,7 @@ TEST(IndexedDatasetTest, GoldenBytes) {
             "00000000000000000600000000000000"
             "000000000000000001000000000000000200000000000000");
   // The committed pair is the same, so the format cannot drift.
-  const auto committed = std::filesystem::path(DS_TEST_DATA) / "indexed" / "two_documents";
+  const auto committed = test_data() / "indexed" / "two_documents";
   EXPECT_EQ(read_bytes(bin_path(committed)), read_bytes(folder / "g.bin"));
   EXPECT_EQ(read_bytes(idx_path(committed)), read_bytes(folder / "g.idx"));
 }
@@ -349,7 +350,7 @@ TEST_F(DamagedIndex, MissingFiles) {
 }
 
 TEST(IndexedDataset, OpensFromMemory) {
-  const std::filesystem::path folder = std::filesystem::path(DS_TEST_DATA) / "indexed";
+  const std::filesystem::path folder = test_data() / "indexed";
   const auto load = [&](const char* name) {
     const std::string text = read_bytes(folder / name);
     const auto bytes = std::as_bytes(std::span(text));

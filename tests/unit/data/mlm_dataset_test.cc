@@ -6,6 +6,7 @@
 
 #include "data/dataset_spec.h"
 #include "data/indexed_dataset.h"
+#include "test_paths.h"
 #include "unit/data/data_test_util.h"
 
 namespace ds {
@@ -196,8 +197,7 @@ TEST(MlmDataset, PadsAndLabels) {
   }
   TempFolder folder;
   write_bytes(folder / "text.txt", text);
-  const auto tokenizer =
-      load_tokenizer(std::filesystem::path(DS_TEST_DATA) / "tokenizers" / "families" / "bert.json");
+  const auto tokenizer = load_tokenizer(test_data() / "tokenizers" / "families" / "bert.json");
   DatasetSpec spec;
   spec.kind = DatasetKind::kMlm;
   spec.path = folder / "text.txt";
@@ -275,8 +275,7 @@ TEST(MlmDataset, PadsAndLabels) {
 }
 
 TEST(MlmDataset, RefusesWhatCannotBe) {
-  const auto bert =
-      load_tokenizer(std::filesystem::path(DS_TEST_DATA) / "tokenizers" / "families" / "bert.json");
+  const auto bert = load_tokenizer(test_data() / "tokenizers" / "families" / "bert.json");
   const auto open = [&](std::string_view text, const MlmOptions& options) {
     SentenceCorpus corpus = parse_sentence_text(text, "text", *bert);
     const int64_t documents = corpus.document_count();

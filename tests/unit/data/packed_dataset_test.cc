@@ -7,14 +7,14 @@
 
 #include "base/json.h"
 #include "data/dataset_spec.h"
+#include "test_paths.h"
 #include "unit/data/data_test_util.h"
 
 namespace ds {
 namespace {
 
 TokenizerPtr family(const std::string& name) {
-  return load_tokenizer(std::filesystem::path(DS_TEST_DATA) / "tokenizers" / "families" /
-                        (name + ".json"));
+  return load_tokenizer(test_data() / "tokenizers" / "families" / (name + ".json"));
 }
 
 FinetuneCorpus parse(std::string_view lines, const TokenizerPtr& tokenizer = nullptr,

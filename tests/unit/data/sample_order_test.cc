@@ -9,6 +9,7 @@
 #include "data/gpt_dataset.h"
 #include "data/numpy_random.h"
 #include "data/sampler.h"
+#include "test_paths.h"
 #include "unit/data/data_test_util.h"
 
 namespace ds {
@@ -61,8 +62,8 @@ TEST(Splits, PublishedBoundaries) {
 
 // tests/parity/gen_split_vectors.py
 TEST(Splits, BothRoundingsOfMegatron) {
-  const Json cases = parse_json(read_text_file(std::filesystem::path(DS_TEST_DATA) / "splits.json"),
-                                "cases", Code::kCorrupt);
+  const Json cases =
+      parse_json(read_text_file(test_data() / "splits.json"), "cases", Code::kCorrupt);
   ASSERT_GT(cases.size(), 400u);
   using B = std::array<int64_t, 4>;
   int different = 0;

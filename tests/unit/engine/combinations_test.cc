@@ -8,6 +8,7 @@
 
 #include "base/file.h"
 #include "engine/share_options.h"
+#include "test_paths.h"
 
 namespace ds {
 namespace {
@@ -15,7 +16,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-std::string page() { return std::string(DS_TEST_SOURCE) + "/docs/combinations.md"; }
+std::string page() { return test_source().string() + "/docs/combinations.md"; }
 
 TEST(Combinations, ThePageShowsTheTable) {
   const std::string text = read_text_file(page());

@@ -5,6 +5,7 @@
 #include "base/file.h"
 #include "engine_world.h"
 #include "models/weights.h"
+#include "test_paths.h"
 
 namespace ds {
 namespace {
@@ -39,7 +40,7 @@ struct Case {
   int64_t classes = 0;
 
   explicit Case(const std::string& name) {
-    const fs::path families = fs::path(DS_TEST_DATA) / "families";
+    const fs::path families = test_data() / "families";
     document = parse_json(read_text_file(families / "bert_heads" / (name + ".json")), name,
                           Code::kCorrupt);
     const Folder folder;

@@ -10,6 +10,7 @@
 #include "models/adapters.h"
 #include "models/inputs.h"
 #include "models/saved_model.h"
+#include "test_paths.h"
 
 namespace ds {
 namespace {
@@ -464,7 +465,7 @@ TEST(Training, ACheckpointOfVersion01GoesOn) {
   spec.seed = 7;
   Engine engine(dump_json(config), models::Model::create(model, 1), nullptr);
   engine.set_dataset(open_dataset(spec, make_byte_tokenizer()));
-  engine.load(std::string(DS_TEST_DATA) + "/checkpoint/v0.1", "");
+  engine.load(test_data().string() + "/checkpoint/v0.1", "");
   const double losses[] = {5.539159774780273, 5.50316047668457, 5.410403728485107};
   const double rates[] = {0.006826061944859854, 0.00861353116146786, 0.01};
   for (int i = 0; i < 3; ++i) {

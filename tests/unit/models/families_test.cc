@@ -15,6 +15,7 @@
 #include "attached_state.h"
 #include "infer/generate.h"
 #include "models/weights.h"
+#include "test_paths.h"
 
 namespace ds::models {
 namespace {
@@ -41,7 +42,7 @@ class Scratch {
   fs::path path_;
 };
 
-fs::path data(const Case& c) { return fs::path(DS_TEST_DATA) / "families" / c.folder; }
+fs::path data(const Case& c) { return test_data() / "families" / c.folder; }
 
 // The recorded folder as Transformers would see it: config.json beside the weights.
 std::shared_ptr<Model> open_case(const Case& c, const OpenOptions& options = {}) {

@@ -14,6 +14,7 @@
 #include "infer/generate.h"
 #include "models/weights.h"
 #include "support.h"
+#include "test_paths.h"
 
 namespace ds::models {
 namespace {
@@ -272,7 +273,7 @@ void PrintTo(const Recorded& r, std::ostream* out) { *out << r.base; }
 class PeftFolder : public ::testing::TestWithParam<Recorded> {};
 
 TEST_P(PeftFolder, LogitsMatchPeftBesideAndMerged) {
-  const fs::path root = fs::path(DS_TEST_DATA) / "families";
+  const fs::path root = test_data() / "families";
   const fs::path base = root / GetParam().base, folder = root / str_cat(GetParam().base, "_lora");
   std::string pattern = (fs::temp_directory_path() / "ds-peft-XXXXXX").string();
   const fs::path scratch = ::mkdtemp(pattern.data());

@@ -14,6 +14,7 @@
 
 #include "base/checksum.h"
 #include "base/error.h"
+#include "test_paths.h"
 
 namespace ds {
 namespace {
@@ -89,8 +90,8 @@ TEST(Wandb, BytesAreThoseOfItsOwnWriter) {
   for (int i = 0; i < 2000; ++i) many.push_back({"metric/" + std::to_string(i), i * 0.5});
   bytes += log.row(400, 1700000003.5, many);
   bytes += log.end(1700000004.5);
-  EXPECT_EQ(bytes.size(), slurp(fs::path(DS_TEST_DATA) / "wandb/run.wandb").size());
-  EXPECT_TRUE(bytes == slurp(fs::path(DS_TEST_DATA) / "wandb/run.wandb"));
+  EXPECT_EQ(bytes.size(), slurp(test_data() / "wandb/run.wandb").size());
+  EXPECT_TRUE(bytes == slurp(test_data() / "wandb/run.wandb"));
 }
 
 // Writes rows of random lengths and reads them back; returns the number of empty first pieces.

@@ -1,6 +1,7 @@
 // Optimizers beside torch.optim: vectors that tests/parity/gen_optimizer_vectors.py recorded.
 #include "base/file.h"
 #include "optim/groups.h"
+#include "test_paths.h"
 #include "unit/optim/optim_world.h"
 
 namespace ds::optim {
@@ -8,9 +9,8 @@ namespace {
 
 // Weights within 1e-6 of torch's double-precision results after 1, 2, 10 and 100 steps.
 TEST(Torch, WeightsAgree) {
-  const Json document =
-      parse_json(read_text_file(std::string(DS_TEST_DATA) + "/optim/torch_optim.json"), "vectors",
-                 Code::kCorrupt);
+  const Json document = parse_json(read_text_file(test_data().string() + "/optim/torch_optim.json"),
+                                   "vectors", Code::kCorrupt);
   int compared = 0;
   ThreadPool pool(1);
   const OpContext ctx{make_cpu_device(), &pool};

@@ -6,6 +6,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "test_paths.h"
 #include "tokenizer/added_tokens.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/unicode.h"
@@ -16,7 +17,7 @@ namespace {
 
 // The golden BPE tokenizer with other stages.
 TokenizerPtr with_stage(const char* stage, const Json& value) {
-  const auto path = std::filesystem::path(DS_TEST_DATA) / "tokenizers" / "bpe_1000.json";
+  const auto path = test_data() / "tokenizers" / "bpe_1000.json";
   Json document = parse_json(read_text_file(path), "bpe_1000.json", Code::kCorrupt);
   document["pre_tokenizer"] = nullptr;
   document["decoder"] = nullptr;

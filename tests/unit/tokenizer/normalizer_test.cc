@@ -1,6 +1,7 @@
 // Normalizers against Hugging Face's `tokenizers` (tests/parity/gen_normalizer_vectors.py), and
 // documents that are no normalizers.
 #include "tokenizer/normalizer.h"
+#include "test_paths.h"
 
 #include <gtest/gtest.h>
 
@@ -13,7 +14,7 @@ namespace ds {
 namespace {
 
 Json normalizer_rows() {
-  const auto path = std::filesystem::path(DS_TEST_DATA) / "tokenizers/normalizers.json";
+  const auto path = test_data() / "tokenizers/normalizers.json";
   return parse_json(read_text_file(path), "normalizers", Code::kCorrupt);
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "test_paths.h"
 #include "tokenizer/pre_tokenizer.h"
 #include "tokenizer/regex.h"
 #include "tokenizer/unicode.h"
@@ -12,9 +13,8 @@ namespace ds {
 namespace {
 
 const Json& vectors() {
-  static const Json document =
-      parse_json(read_text_file(std::filesystem::path(DS_TEST_DATA) / "tokenizers/patterns.json"),
-                 "patterns", Code::kCorrupt);
+  static const Json document = parse_json(read_text_file(test_data() / "tokenizers/patterns.json"),
+                                          "patterns", Code::kCorrupt);
   return document;
 }
 

@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "full_run.h"
+#include "test_paths.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/unicode.h"
 #include "unit/data/data_test_util.h"
@@ -84,7 +85,7 @@ std::vector<std::pair<const char*, std::string>> texts(std::mt19937& random) {
 
 std::vector<std::string> tokenizers() {
   std::vector<std::string> out;
-  const auto folder = std::filesystem::path(DS_TEST_DATA) / "tokenizers";
+  const auto folder = test_data() / "tokenizers";
   out.push_back((folder / "bpe_1000.json").string());
   for (const auto& entry : std::filesystem::directory_iterator(folder / "families")) {
     if (entry.path().extension() == ".json" && entry.path().stem() != "texts") {

@@ -5,6 +5,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "test_paths.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/unicode.h"
 #include "unit/data/data_test_util.h"
@@ -13,14 +14,14 @@ namespace ds {
 namespace {
 
 std::filesystem::path families(const std::string& name) {
-  return std::filesystem::path(DS_TEST_DATA) / "tokenizers" / "families" / name;
+  return test_data() / "tokenizers" / "families" / name;
 }
 
 Json read_json(const std::string& name) {
   return parse_json(read_text_file(families(name)), name, Code::kCorrupt);
 }
 
-class TokenizerFamily : public testing::TestWithParam<const char*> {
+class TokenizerFamily : public ::testing::TestWithParam<const char*> {
  protected:
   const std::string name_ = GetParam();
   const TokenizerPtr tokenizer_ = load_tokenizer(families(name_ + ".json"));
@@ -112,12 +113,12 @@ TEST_P(TokenizerFamily, LongTextsAreNotQuadratic) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, TokenizerFamily,
-                         testing::Values("gpt2", "llama3", "qwen2", "llama2", "mistral", "bert",
-                                         "bert_cased"),
+                         ::testing::Values("gpt2", "llama3", "qwen2", "llama2", "mistral", "bert",
+                                           "bert_cased"),
                          [](const auto& param) { return std::string(param.param); });
 
 INSTANTIATE_TEST_SUITE_P(Families, LosslessFamily,
-                         testing::Values("gpt2", "llama3", "qwen2", "llama2", "mistral"),
+                         ::testing::Values("gpt2", "llama3", "qwen2", "llama2", "mistral"),
                          [](const auto& param) { return std::string(param.param); });
 
 // The longest-match rule, straight from its definition.

@@ -1,6 +1,7 @@
 // Tokenizers: round trips of any bytes, the merging order against a plain reference, long inputs,
 // the kinds of files, errors by name, use by many threads.
 #include "tokenizer/tokenizer.h"
+#include "test_paths.h"
 
 #include <map>
 #include <thread>
@@ -21,9 +22,7 @@
 namespace ds {
 namespace {
 
-std::filesystem::path golden(const std::string& name) {
-  return std::filesystem::path(DS_TEST_DATA) / "tokenizers" / name;
-}
+std::filesystem::path golden(const std::string& name) { return test_data() / "tokenizers" / name; }
 
 Json golden_json() {
   return parse_json(read_text_file(golden("bpe_1000.json")), "bpe_1000.json", Code::kCorrupt);
