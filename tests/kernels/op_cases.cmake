@@ -14,13 +14,18 @@ foreach(family linear activation gated loss norm rms_norm embedding rotary dropo
   endif()
 endforeach()
 
+# What finds the families of a program, once for all programs.
+if(NOT TARGET ds_all_cases)
+  add_library(ds_all_cases OBJECT ${CMAKE_SOURCE_DIR}/tests/kernels/all_cases.cc)
+  target_include_directories(ds_all_cases PUBLIC ${CMAKE_SOURCE_DIR}/tests)
+  target_link_libraries(ds_all_cases PUBLIC ds_ops PRIVATE ds_warnings)
+endif()
+
 # Gives `target` the rows of the named families.
 function(ds_link_cases target)
-  target_sources(${target} PRIVATE ${CMAKE_SOURCE_DIR}/tests/kernels/all_cases.cc)
+  target_sources(${target} PRIVATE $<TARGET_OBJECTS:ds_all_cases>)
   target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
   foreach(family IN LISTS ARGN)
-    string(TOUPPER ${family} upper)
     target_sources(${target} PRIVATE $<TARGET_OBJECTS:ds_cases_${family}>)
-    target_compile_definitions(${target} PRIVATE DS_HAVE_${upper})
   endforeach()
 endfunction()

@@ -40,8 +40,8 @@ OWN = {
     "src/optim": ["unit_optim"],
     "src/config": ["unit_config"],
     "src/checkpoint": ["unit_checkpoint", "unit_checkpoint_races", "prop_durability"],
-    "src/zero": ["unit_zero", "unit_zero_groups", "unit_zero_stored", "unit_zero_zenflow", "unit_zero_super_offload",
-                 "unit_zero_experts", "unit_zero_expert_parallel", "unit_zero_distillation", "emulated_offload",
+    "src/zero": ["unit_zero", "unit_zero_groups", "unit_zero_stored",
+                 "unit_zero_experts", "unit_zero_distillation", "emulated_offload",
                  "emulated_graph", "emulated_zero"],
 }
 OTHERS = ["prop_checkpoints", "unit_engine", "unit_engine_plan", "capi_abi", "prop_training", "properties_zero"]

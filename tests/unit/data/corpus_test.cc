@@ -11,8 +11,6 @@
 namespace ds {
 namespace {
 
-std::filesystem::path golden(const std::string& name) { return test_data() / "tokenizers" / name; }
-
 std::vector<int64_t> all_tokens(const TokenSource& source) {
   std::vector<int64_t> out;
   for (int64_t i = 0; i < source.sequence_count(); ++i) {

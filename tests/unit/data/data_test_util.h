@@ -1,4 +1,5 @@
-// Shared by the data tests: a temporary folder, fresh random seeds, and the check for ds::Error.
+// Shared by tests of data and tokenizers: a temporary folder, fresh random seeds, and the check for
+// ds::Error.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,8 +14,14 @@
 
 #include "base/error.h"
 #include "data/token_source.h"
+#include "test_paths.h"
 
 namespace ds {
+
+// Files of the tests' tokenizers.
+inline std::filesystem::path golden(const std::string& name) {
+  return test_data() / "tokenizers" / name;
+}
 
 class TempFolder {
  public:

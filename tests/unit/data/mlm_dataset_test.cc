@@ -12,7 +12,7 @@
 namespace ds {
 namespace {
 
-using Tokens = std::vector<int32_t>;
+using TokenList = std::vector<int32_t>;
 
 std::vector<SentenceSpan> golden_map(bool shuffle) {
   const std::vector<int64_t> documents = {0, 6, 7, 11, 14};
@@ -83,7 +83,7 @@ MlmVocab golden_vocab() {
   return vocab;
 }
 
-const std::vector<Tokens> kSentences = {
+const std::vector<TokenList> kSentences = {
     {5, 6, 8, 7, 10}, {11, 18, 12, 17}, {5, 13, 14, 15, 16, 17}, {19, 7, 9, 17}};
 
 MlmSample golden_sample(uint32_t seed, int64_t target, double probability) {
@@ -91,16 +91,16 @@ MlmSample golden_sample(uint32_t seed, int64_t target, double probability) {
   return build_mlm_sample(kSentences, target, probability, true, golden_vocab(), random);
 }
 
-Tokens positions_of(const MlmSample& sample) {
-  Tokens out;
+TokenList positions_of(const MlmSample& sample) {
+  TokenList out;
   for (const MaskedPosition& masked : sample.masked) {
     out.push_back(static_cast<int32_t>(masked.position));
   }
   return out;
 }
 
-Tokens unmasked(const MlmSample& sample) {
-  Tokens out = sample.tokens;
+TokenList unmasked(const MlmSample& sample) {
+  TokenList out = sample.tokens;
   for (const MaskedPosition& masked : sample.masked) {
     out[static_cast<size_t>(masked.position)] = masked.label;
   }
@@ -110,28 +110,28 @@ Tokens unmasked(const MlmSample& sample) {
 TEST(MlmSample, Golden) {
   const MlmSample long_one = golden_sample(1234, 29, 0.15);
   EXPECT_FALSE(long_one.swapped);
-  EXPECT_EQ(unmasked(long_one),
-            (Tokens{2, 5, 6, 8, 7, 10, 11, 18, 12, 17, 5, 13, 14, 15, 16, 17, 3, 19, 7, 9, 17, 3}));
-  EXPECT_EQ(positions_of(long_one), (Tokens{4, 5, 6}));
+  EXPECT_EQ(unmasked(long_one), (TokenList{2,  5,  6,  8,  7,  10, 11, 18, 12, 17, 5,
+                                           13, 14, 15, 16, 17, 3,  19, 7,  9,  17, 3}));
+  EXPECT_EQ(positions_of(long_one), (TokenList{4, 5, 6}));
   for (const size_t i : {4u, 5u, 6u}) EXPECT_EQ(long_one.tokens[i], 4);
   EXPECT_EQ(long_one.types,
-            (Tokens{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1}));
+            (TokenList{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1}));
 
   const MlmSample cut = golden_sample(1234, 16, 0.15);
   EXPECT_EQ(unmasked(cut),
-            (Tokens{2, 5, 6, 8, 7, 10, 11, 18, 12, 17, 5, 13, 14, 3, 19, 7, 9, 17, 3}));
-  EXPECT_EQ(positions_of(cut), (Tokens{5, 6}));
+            (TokenList{2, 5, 6, 8, 7, 10, 11, 18, 12, 17, 5, 13, 14, 3, 19, 7, 9, 17, 3}));
+  EXPECT_EQ(positions_of(cut), (TokenList{5, 6}));
 
   const MlmSample swapped = golden_sample(1240, 16, 0.3);
   EXPECT_TRUE(swapped.swapped);
   EXPECT_EQ(swapped.tokens,
-            (Tokens{2, 18, 12, 17, 5, 13, 14, 15, 16, 4, 1, 4, 3, 4, 6, 8, 7, 10, 3}));
-  EXPECT_EQ(positions_of(swapped), (Tokens{9, 10, 11, 13}));
-  Tokens labels;
+            (TokenList{2, 18, 12, 17, 5, 13, 14, 15, 16, 4, 1, 4, 3, 4, 6, 8, 7, 10, 3}));
+  EXPECT_EQ(positions_of(swapped), (TokenList{9, 10, 11, 13}));
+  TokenList labels;
   for (const MaskedPosition& masked : swapped.masked) labels.push_back(masked.label);
-  EXPECT_EQ(labels, (Tokens{17, 19, 7, 5}));
+  EXPECT_EQ(labels, (TokenList{17, 19, 7, 5}));
 
-  EXPECT_EQ(positions_of(golden_sample(7, 29, 0.3)), (Tokens{2, 3, 4, 8, 9, 18, 19}));
+  EXPECT_EQ(positions_of(golden_sample(7, 29, 0.3)), (TokenList{2, 3, 4, 8, 9, 18, 19}));
 }
 
 TEST(MlmSample, HidesWholeWordsWithinTheNumber) {
@@ -143,9 +143,9 @@ TEST(MlmSample, HidesWholeWordsWithinTheNumber) {
   int64_t hidden = 0, as_mask = 0, same = 0, tokens = 0;
   for (uint32_t round = 0; round < 400; ++round) {
     const bool pair = round % 2 == 0;
-    std::vector<Tokens> sentences(2 + random() % 4);
+    std::vector<TokenList> sentences(2 + random() % 4);
     size_t total = 0;
-    for (Tokens& sentence : sentences) {
+    for (TokenList& sentence : sentences) {
       sentence.resize(1 + random() % 40);
       for (int32_t& token : sentence) token = 4 + static_cast<int32_t>(random() % 496);
       total += sentence.size();
@@ -153,7 +153,7 @@ TEST(MlmSample, HidesWholeWordsWithinTheNumber) {
     const int64_t target = 2 + random() % 100;
     NumpyRandom generator(round);
     const MlmSample sample = build_mlm_sample(sentences, target, 0.2, pair, vocab, generator);
-    const Tokens original = unmasked(sample);
+    const TokenList original = unmasked(sample);
     const size_t kept = std::min(total, static_cast<size_t>(target));
     ASSERT_LE(original.size(), kept + 3);
     ASSERT_GE(original.size(), kept + 2);
@@ -210,9 +210,9 @@ TEST(MlmDataset, PadsAndLabels) {
   const DatasetPtr again = open_dataset(spec, tokenizer);
   int64_t swapped = 0;
   for (int64_t i = 0; i < dataset->sample_count(); ++i) {
-    Tokens ids(40), labels(40), types(40), same(40);
+    TokenList ids(40), labels(40), types(40), same(40);
     std::vector<uint8_t> mask(40);
-    Tokens order(1, -1);
+    TokenList order(1, -1);
     dataset->sample(i, {.ids = ids,
                         .labels = labels,
                         .token_types = types,
@@ -258,7 +258,7 @@ TEST(MlmDataset, PadsAndLabels) {
   for (int64_t d = 0; d < plain.document_count(); ++d) {
     for (int64_t i = plain.documents[static_cast<size_t>(d)];
          i < plain.documents[static_cast<size_t>(d) + 1]; ++i) {
-      Tokens sentence(static_cast<size_t>(plain.sentences->sequence_size(i)));
+      TokenList sentence(static_cast<size_t>(plain.sentences->sequence_size(i)));
       plain.sentences->read(i, 0, sentence);
       writer.add_sequence(std::span<const int32_t>(sentence));
     }
@@ -299,7 +299,7 @@ TEST(MlmDataset, RefusesWhatCannotBe) {
                [&] { parse_sentence_json_lines("{\"text\": []}\n{\"text\": 4}\n", "l", *bert); });
   expect_error(Code::kCorrupt, {"l:1", "text"},
                [&] { parse_sentence_json_lines("{\"body\": \"x\"}", "l", *bert); });
-  const std::vector<Tokens> foreign = {{5, 6}, {20}};
+  const std::vector<TokenList> foreign = {{5, 6}, {20}};
   NumpyRandom random(1);
   expect_error(Code::kInvalidArgument, {"token 20"},
                [&] { build_mlm_sample(foreign, 10, 0.15, true, golden_vocab(), random); });

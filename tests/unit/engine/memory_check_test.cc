@@ -13,7 +13,7 @@
 namespace ds::engine_test {
 namespace {
 
-Json shape() {
+Json small_gpt2() {
   return {{"model_type", "gpt2"}, {"vocab_size", 512}, {"n_positions", 64},
           {"n_embd", 128},        {"n_layer", 4},      {"n_head", 4}};
 }
@@ -31,14 +31,15 @@ Json limited(int64_t bytes) { return {{"memory_plan", {{"limit_bytes", bytes}}}}
 int64_t needed(const Json& config) {
   PlanOptions options;
   options.on_gpu = false;
-  const Json memory = plan_training(shape(), dump_json(config), options)["memory_per_rank"];
+  const Json memory = plan_training(small_gpt2(), dump_json(config), options)["memory_per_rank"];
   EXPECT_GT(memory["reserved"].get<int64_t>(), memory["total"].get<int64_t>());
   return memory["reserved"].get<int64_t>();
 }
 
 std::string refusal(const Json& config) {
-  return error_of(Code::kOutOfMemory,
-                  [&] { Engine(dump_json(config), models::Model::create(shape(), 1), nullptr); });
+  return error_of(Code::kOutOfMemory, [&] {
+    Engine(dump_json(config), models::Model::create(small_gpt2(), 1), nullptr);
+  });
 }
 
 // The remedies of a message: lines that are JSON.
@@ -55,7 +56,7 @@ std::vector<Json> remedies_in(const std::string& message) {
 }
 
 int64_t trained_peak(const Json& config) {
-  const auto model = models::Model::create(shape(), 1);
+  const auto model = models::Model::create(small_gpt2(), 1);
   Engine engine(dump_json(config), model, nullptr);
   const int64_t samples = engine.config().batch.micro_batch;
   std::vector<int64_t> tokens(static_cast<size_t>(samples * 64), 1);
@@ -99,16 +100,17 @@ TEST(MemoryCheck, BlocksOfTheSystemCount) {
   const Json config = planned(Json::object());
   PlanOptions options;
   options.on_gpu = false;
-  const Json memory = plan_training(shape(), dump_json(config), options)["memory_per_rank"];
+  const Json memory = plan_training(small_gpt2(), dump_json(config), options)["memory_per_rank"];
   const auto total = memory["total"].get<int64_t>(), reserved = memory["reserved"].get<int64_t>();
   ASSERT_LT(total, reserved);
   const std::string message = refusal(with(config, limited((total + reserved) / 2)));
   EXPECT_NE(message.find("in blocks of the system"), std::string::npos) << message;
-  Engine(dump_json(with(config, limited(reserved))), models::Model::create(shape(), 1), nullptr);
+  Engine(dump_json(with(config, limited(reserved))), models::Model::create(small_gpt2(), 1),
+         nullptr);
 }
 
 TEST(MemoryCheck, NothingIsAllocatedBeforeARefusal) {
-  const auto model = models::Model::create(shape(), 1);
+  const auto model = models::Model::create(small_gpt2(), 1);
   const int64_t before = model->device()->account().total_peak();
   error_of(Code::kOutOfMemory,
            [&] { Engine(dump_json(planned(limited(1 << 20))), model, nullptr); });
@@ -132,7 +134,7 @@ TEST(MemoryCheck, UnknownLengthRefusesWhatIsCertainAlone) {
   const int64_t least = needed(shortest), most = needed(config);
   ASSERT_LT(least * 1.1, most);
   Engine(dump_json(with(config, limited(least + (most - least) / 2))),
-         models::Model::create(shape(), 1), nullptr);
+         models::Model::create(small_gpt2(), 1), nullptr);
   refusal(with(config, limited(least * 9 / 10)));
 }
 
@@ -142,7 +144,7 @@ TEST(MemoryCheck, BudgetsByUse) {
       refusal(with(config, {{"memory_plan", {{"budgets", {{"optimizer", 1000}}}}}}));
   EXPECT_NE(message.find("memory_plan.budgets.optimizer"), std::string::npos) << message;
   Engine(dump_json(with(config, {{"memory_plan", {{"budgets", {{"optimizer", 1 << 30}}}}}})),
-         models::Model::create(shape(), 1), nullptr);
+         models::Model::create(small_gpt2(), 1), nullptr);
 }
 
 TEST(MemoryCheck, DisksThatAreTooSmall) {
@@ -151,8 +153,9 @@ TEST(MemoryCheck, DisksThatAreTooSmall) {
       {{"zero_optimization",
         {{"stage", 1}, {"offload_optimizer", {{"device", "nvme"}, {"nvme_path", folder.path()}}}}},
        {"memory_plan", {{"budgets", {{"files", 1000}}}}}});
-  const std::string message = error_of(
-      Code::kIo, [&] { Engine(dump_json(config), models::Model::create(shape(), 1), nullptr); });
+  const std::string message = error_of(Code::kIo, [&] {
+    Engine(dump_json(config), models::Model::create(small_gpt2(), 1), nullptr);
+  });
   EXPECT_NE(message.find("memory_plan.budgets.files"), std::string::npos) << message;
 }
 
@@ -164,7 +167,7 @@ TEST(MemoryCheck, SeveralRanks) {
     ranks.emplace_back([&, rank] {
       const Json config = rank == 1 ? planned(limited(1 << 20)) : planned(Json::object());
       error_of(Code::kOutOfMemory, [&] {
-        Engine(dump_json(config), models::Model::create(shape(), 1),
+        Engine(dump_json(config), models::Model::create(small_gpt2(), 1),
                group[static_cast<size_t>(rank)]);
       });
     });
@@ -174,7 +177,7 @@ TEST(MemoryCheck, SeveralRanks) {
 
 // Memory that runs out all the same is an error that says what was planned.
 TEST(MemoryCheck, OutOfMemoryTellsWhatWasPlanned) {
-  const auto model = models::Model::create(shape(), 1);
+  const auto model = models::Model::create(small_gpt2(), 1);
   Engine engine(dump_json(planned({{"memory_plan", {{"check", "warn"}}}})), model, nullptr);
   const std::string message = error_of(Code::kOutOfMemory, [&] {
     static_cast<void>(model->device()->allocate(int64_t{1} << 49, MemoryTag::kActivations));
@@ -227,7 +230,7 @@ TEST(MemoryCheck, AdviceChangesAShare) {
   };
   const auto cheapest = [&](double share) {
     const auto remedies =
-        find_remedies(PlanModel::of_json(shape()), in_files(share), options, pool);
+        find_remedies(PlanModel::of_json(small_gpt2()), in_files(share), options, pool);
     for (const Remedy& one : remedies) {
       const Json& zero = one.patch.value("zero_optimization", Json::object());
       if (one.patch.size() != 1 || zero.size() != 1) continue;
@@ -249,7 +252,7 @@ TEST(MemoryCheck, AdviceChangesAShare) {
   PlanOptions plan;
   plan.on_gpu = false;
   const auto stored = [&](double share) {
-    return plan_training(shape(), dump_json(in_files(share)), plan)["files_per_rank"]["total"]
+    return plan_training(small_gpt2(), dump_json(in_files(share)), plan)["files_per_rank"]["total"]
         .get<int64_t>();
   };
   options.room.disk = stored(steps / 20.0 + 0.1);
@@ -271,7 +274,7 @@ TEST(MemoryCheck, AdviceIsPlanned) {
   options.room.tolerance = 0;
   options.room.disk = 1000;  // nothing can go there
   const std::vector<Remedy> remedies =
-      find_remedies(PlanModel::of_json(shape()), config, options, pool);
+      find_remedies(PlanModel::of_json(small_gpt2()), config, options, pool);
   ASSERT_FALSE(remedies.empty());
   for (const Remedy& one : remedies) {
     EXPECT_FALSE(

@@ -14,17 +14,15 @@
 #include "models/model.h"
 #include "nn/loss.h"
 #include "reference_gpt2.h"
+#include "support.h"
 
 namespace ds::models {
 namespace {
 
+using ::ds::testing::disturb;
+using ::ds::testing::fresh_seed;
 using ::ds::testing::ReferenceConfig;
 using ::ds::testing::Weights;
-
-uint64_t fresh_seed() {
-  const char* fixed = std::getenv("DS_TEST_SEED");
-  return fixed != nullptr ? std::strtoull(fixed, nullptr, 10) : std::random_device{}();
-}
 
 Json tiny_config(bool tied, const char* activation, double dropout = 0) {
   return {{"model_type", "gpt2"},
@@ -73,17 +71,6 @@ Tensor matrix(const std::shared_ptr<Device>& device, DType dtype,
   auto* to = static_cast<T*>(out.raw());
   for (const auto& row : rows) to = std::copy(row.begin(), row.end(), to);
   return out;
-}
-
-// Larger biases and norms than fresh ones, so that their gradients are tested for real.
-void disturb(Model& model, std::mt19937_64& random) {
-  std::normal_distribution<float> normal(0, 0.2f);
-  for (nn::ParamId id = 0; id < model.parameters().size(); ++id) {
-    const std::string& name = model.parameters()[id].name;
-    const Tensor value = model.get(name);
-    for (int64_t i = 0; i < value.elements(); ++i) value.data<float>()[i] += normal(random);
-    model.set(name, value);
-  }
 }
 
 Weights weights_of(Model& model) {

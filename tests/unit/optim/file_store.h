@@ -20,9 +20,19 @@
 
 #include "base/file.h"
 #include "base/text.h"
+#include "ops/stored_array.h"
 #include "optim/array_factory.h"
 
 namespace ds::testing {
+
+// All of an array's bytes.
+inline std::string bytes_of(const StoredArray& array) {
+  std::string out;
+  array.for_parts(0, array.elements(), Access::kRead, [&](const Tensor& part, int64_t) {
+    out.append(static_cast<const char*>(part.raw()), static_cast<size_t>(part.bytes()));
+  });
+  return out;
+}
 
 // What all files of a factory share.
 struct FileCounts {

@@ -3,12 +3,12 @@
 #include <gmock/gmock.h>
 
 #include "file_store.h"
-#include "ops/stored_array.h"
 #include "optim_world.h"
 
 namespace ds::optim::testing {
 namespace {
 
+using ds::testing::bytes_of;
 using ds::testing::FileFactory;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -24,14 +24,6 @@ FlatTensor filed(const World& world, FileFactory& files, ArrayRole role, const c
     std::memcpy(part.raw(), source.raw(), static_cast<size_t>(part.bytes()));
   });
   EXPECT_EQ(world.ctx().device->kind(), DeviceKind::kCpu);
-  return out;
-}
-
-std::string bytes_of(const StoredArray& array) {
-  std::string out;
-  array.for_parts(0, array.elements(), Access::kRead, [&](const Tensor& part, int64_t) {
-    out.append(static_cast<const char*>(part.raw()), static_cast<size_t>(part.bytes()));
-  });
   return out;
 }
 

@@ -10,7 +10,6 @@
 
 #include "file_store.h"
 #include "kernels/optimizer/columns.h"
-#include "ops/stored_array.h"
 #include "optim/beside_update.h"
 #include "optim/update_intervals.h"
 #include "optim_world.h"
@@ -18,13 +17,14 @@
 namespace ds::optim::testing {
 namespace {
 
+using ds::testing::bytes_of;
 using ds::testing::FileFactory;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Options = ZeroConfig::ZenFlow;
 
 constexpr const char* kAdamW = R"({"type": "AdamW", "params": {"lr": 0.02, "weight_decay": 0.1}})";
-constexpr const char* kAdam = R"({"type": "Adam", "params": {"lr": 0.02, "weight_decay": 0.1,
+constexpr const char* kAdamL2 = R"({"type": "Adam", "params": {"lr": 0.02, "weight_decay": 0.1,
                                   "adam_w_mode": false}})";
 
 Options options(double topk, std::optional<int64_t> update, std::optional<int64_t> select,
@@ -219,24 +219,24 @@ class Reference {
   bool has_next_ = false;
 };
 
-struct Case {
+struct Numbers {
   const char* name;
   const char* json;
   Options of;
 };
-void PrintTo(const Case& one, std::ostream* out) { *out << one.name; }
+void PrintTo(const Numbers& one, std::ostream* out) { *out << one.name; }
 
-class ZenFlowNumbers : public ::testing::TestWithParam<Case> {};
+class ZenFlowNumbers : public ::testing::TestWithParam<Numbers> {};
 INSTANTIATE_TEST_SUITE_P(
     Cases, ZenFlowNumbers,
-    ::testing::Values(Case{"OneChoice", kAdamW, options(0.25, 4, std::nullopt)},
-                      Case{"ChoicesChange", kAdamW, options(0.25, 3, 5)},
-                      Case{"WarmUpAndL2", kAdam, options(0.3, 3, 4, false, 5)},
-                      Case{"Auto", kAdamW, options(0.2, std::nullopt, 6)},
-                      Case{"NothingChosen", kAdamW, options(0, 3, 3)},
-                      Case{"Overlap", kAdamW, options(0.25, 3, std::nullopt, true)},
-                      Case{"OverlapAndChoices", kAdamW, options(0.25, 2, 5, true, 3)},
-                      Case{"OverlapEveryStep", kAdam, options(0.25, 1, 4, true)}),
+    ::testing::Values(Numbers{"OneChoice", kAdamW, options(0.25, 4, std::nullopt)},
+                      Numbers{"ChoicesChange", kAdamW, options(0.25, 3, 5)},
+                      Numbers{"WarmUpAndL2", kAdamL2, options(0.3, 3, 4, false, 5)},
+                      Numbers{"Auto", kAdamW, options(0.2, std::nullopt, 6)},
+                      Numbers{"NothingChosen", kAdamW, options(0, 3, 3)},
+                      Numbers{"Overlap", kAdamW, options(0.25, 3, std::nullopt, true)},
+                      Numbers{"OverlapAndChoices", kAdamW, options(0.25, 2, 5, true, 3)},
+                      Numbers{"OverlapEveryStep", kAdamL2, options(0.25, 1, 4, true)}),
     [](const auto& one) { return one.param.name; });
 
 // An update rounds a weight (1.5e-8 of those up to 0.25) and a quotient of moments (1e-6 of the
@@ -302,14 +302,6 @@ INSTANTIATE_TEST_SUITE_P(
                            R"({"type": "AdamW", "params": {"lr": 0.02, "weight_decay": 0.1},
                  "state_dtype": "bf16"})"}),
     [](const auto& form) { return form.param.name; });
-
-std::string bytes_of(const StoredArray& array) {
-  std::string out;
-  array.for_parts(0, array.elements(), Access::kRead, [&](const Tensor& part, int64_t) {
-    out.append(static_cast<const char*>(part.raw()), static_cast<size_t>(part.bytes()));
-  });
-  return out;
-}
 
 void expect_same_states(const World& a, const Optimizer& one, const World& b,
                         const Optimizer& other) {

@@ -1,15 +1,12 @@
 // Ids and merges against those that Hugging Face's `tokenizers` gave (gen_tokenizer_vectors.py).
 #include "base/file.h"
 #include "base/json.h"
-#include "test_paths.h"
 #include "tokenizer/bpe_trainer.h"
 #include "tokenizer/tokenizer.h"
 #include "unit/data/data_test_util.h"
 
 namespace ds {
 namespace {
-
-std::filesystem::path golden(const std::string& name) { return test_data() / "tokenizers" / name; }
 
 Json read_json(const std::string& name) {
   return parse_json(read_text_file(golden(name)), name, Code::kCorrupt);

@@ -1,7 +1,6 @@
 // Tokenizers: round trips of any bytes, the merging order against a plain reference, long inputs,
 // the kinds of files, errors by name, use by many threads.
 #include "tokenizer/tokenizer.h"
-#include "test_paths.h"
 
 #include <map>
 #include <thread>
@@ -21,8 +20,6 @@
 
 namespace ds {
 namespace {
-
-std::filesystem::path golden(const std::string& name) { return test_data() / "tokenizers" / name; }
 
 Json golden_json() {
   return parse_json(read_text_file(golden("bpe_1000.json")), "bpe_1000.json", Code::kCorrupt);

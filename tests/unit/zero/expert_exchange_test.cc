@@ -15,7 +15,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-Json shared_by(int ranks, const Json& two_steps) {
+Json exchanged_by(int ranks, const Json& two_steps) {
   return {{"expert_parallel",
            {{"enabled", true}, {"autoep_size", ranks}, {"hierarchical_all_to_all", two_steps}}}};
 }
@@ -35,7 +35,7 @@ class ExpertSteps : public ::testing::TestWithParam<ExpertModel> {
     job.model = GetParam().model;
     job.config = zero_config(stage, {{"reduce_bucket_size", 3000}},
                              with({{"gradient_accumulation_steps", 2}}, more));
-    job.config.merge_patch(shared_by(ranks, two_steps));
+    job.config.merge_patch(exchanged_by(ranks, two_steps));
     return job;
   }
 };
@@ -99,7 +99,7 @@ Job free_job(int world, int ranks, const Json& two_steps, const Json& more = Jso
   job.model = gpt_moe(
       {{"moe_drop_tokens", false}, {"moe_loss_coeff", 0}, {"moe_top_k", 4}, {"num_experts", 4}});
   job.config = zero_config(1, Json::object(), with({{"gradient_accumulation_steps", 2}}, more));
-  job.config.merge_patch(shared_by(ranks, two_steps));
+  job.config.merge_patch(exchanged_by(ranks, two_steps));
   return job;
 }
 

@@ -4,7 +4,7 @@
 
 #include "attached_state.h"
 #include "engine/plan.h"
-#include "expert_models.h"
+#include "expert_parallel_world.h"
 #include "nn/fp8.h"
 
 namespace ds::zero_test {
@@ -13,10 +13,6 @@ namespace {
 Json fp8_config(int stage, const Json& more = Json::object()) {
   return zero_config(stage, {{"reduce_bucket_size", 3000}},
                      with({{"bf16", {{"enabled", true}}}, {"fp8", {{"enabled", true}}}}, more));
-}
-
-Json shared_by(int ranks) {
-  return {{"expert_parallel", {{"enabled", true}, {"autoep_size", ranks}}}};
 }
 
 // Of sizes that codes take.

@@ -2,15 +2,11 @@
 // that has all of them, whatever the others are at.
 #include <gmock/gmock.h>
 
-#include "expert_models.h"
+#include "expert_parallel_world.h"
 #include "infer/generate.h"
 
 namespace ds::zero_test {
 namespace {
-
-Json shared_by(int ranks) {
-  return {{"expert_parallel", {{"enabled", true}, {"autoep_size", ranks}}}};
-}
 
 // A text to go on with, of each rank another one.
 struct Task {
