@@ -196,7 +196,8 @@ DS_API ds_status ds_engine_view_gradient(ds_engine* engine, int64_t parameter,
  * ds_engine_forward). Since: 0.4.
  */
 DS_API ds_status ds_engine_set_loss(ds_engine* engine, double loss);
-/** Gives up the open step: its gradients are cleared, weights stay. Since: 0.2. */
+/** Gives up the open step: its gradients are cleared, weights and progress are as before it (since
+ * 0.5), so that ds_engine_train_batch reads its samples again. Since: 0.2. */
 DS_API ds_status ds_engine_discard_gradients(ds_engine* engine);
 
 /* ---- Scopes: parameters made whole, gradients not reduced ---------------------------------- */
@@ -374,8 +375,7 @@ DS_API ds_status ds_engine_save(ds_engine* engine, const char* folder, const cha
  * ds_engine_destroy wait too; a failure is reported once, by this call or by the next save, which
  * then saves nothing. Without a save under way it returns at once. Of several processes every one
  * makes the call, and it returns when the checkpoint is there for all. Errors: as ds_engine_save.
- * Since: 0.3.
- */
+ * Since: 0.3. */
 DS_API ds_status ds_engine_save_wait(ds_engine* engine);
 
 /**

@@ -218,9 +218,7 @@ void CheckpointLoader::prepare_counters(const CheckpointReader& reader, const Lo
   const StepCounters& counters = reader.manifest().counters;
   out.progress = {counters.global_steps, counters.skipped_steps, counters.micro_steps,
                   counters.global_samples, counters.global_tokens};
-  out.step =
-      read_saved_step(run_, reader, out.updater, options.optimizer_states, out.progress.samples);
-  out.progress.tokens -= out.step.tokens_of_others;
+  out.step = read_saved_step(run_, reader, out.updater, options.optimizer_states, out.progress);
   out.client_state = reader.state_json(saved::kClientState);
   out.blobs = SavedBlobs::load(reader);
   out.dataset = saved_json(reader, saved::kDataset);
@@ -232,7 +230,8 @@ void CheckpointLoader::prepare_counters(const CheckpointReader& reader, const Lo
 std::optional<OverwrittenMemory> CheckpointLoader::protect(const CheckpointReader& reader,
                                                            const Restored& restored,
                                                            const LoadOptions& options) {
-  const bool trained = open_.progress.micro_steps != loaded_micro_steps_;
+  const bool trained =
+      open_.progress.steps != loaded_steps_ || open_.progress.micro_steps != loaded_micro_steps_;
   if (!trained || !run_.model->incomplete().empty()) return {};
   if (on_every_rank(run_.context(), run_.world(), kLoading, !options.restore_on_failure)) return {};
   std::optional<OverwrittenMemory> kept;
@@ -365,6 +364,7 @@ void CheckpointLoader::restore_gradients(const Restored& restored) {
 
 void CheckpointLoader::restore_counters(Restored restored, const CheckpointReader& reader,
                                         const LoadOptions& options) {
+  open_.rewind();
   open_.micro_batches = open_.own_micro_batches = restored.step.micro_batches;
   open_.samples = open_.own_samples = 0;
   open_.first_sample = restored.step.samples;
@@ -382,6 +382,7 @@ void CheckpointLoader::restore_counters(Restored restored, const CheckpointReade
     saver_.continue_run(reader.manifest().run);
   }
   follow_ramp_up(run_.config, open_);
+  loaded_steps_ = open_.progress.steps;
   loaded_micro_steps_ = open_.progress.micro_steps;
   run_.model->set_step_open(open_.micro_batches > 0 || scopes_.holds_any());
 }

@@ -52,8 +52,9 @@ class CheckpointLoader {
   CallControl& control_;
   CheckpointSaver& saver_;
   const ParameterScopes& scopes_;
-  int64_t loaded_micro_steps_ = 0;  // progress.micro_steps when there was nothing to lose
-  std::vector<bool> overwritten_;   // by parameter: written by a load that has not succeeded yet
+  // Of `progress`, when there was nothing to lose.
+  int64_t loaded_steps_ = 0, loaded_micro_steps_ = 0;
+  std::vector<bool> overwritten_;  // by parameter: written by a load that has not succeeded yet
 };
 
 }  // namespace ds

@@ -1,5 +1,6 @@
 #include "engine/open_step.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "base/error.h"
@@ -13,6 +14,13 @@ double now_seconds() {
 }
 
 }  // namespace
+
+// A checkpoint may count anything.
+void take_back(Progress& progress, int64_t micro_steps, int64_t samples, int64_t tokens) {
+  progress.micro_steps = std::max<int64_t>(0, progress.micro_steps - micro_steps);
+  progress.samples = std::max<int64_t>(0, progress.samples - samples);
+  progress.tokens = std::max<int64_t>(0, progress.tokens - tokens);
+}
 
 void OpenStep::check_takes_gradients() const {
   DS_CHECK(phase != Phase::kForwardDone, Code::kState,
@@ -45,12 +53,17 @@ void OpenStep::clear_counters() {
   began.reset();
 }
 
-void OpenStep::clear() {
+void OpenStep::rewind() {
+  take_back(progress, micro_batches, first_sample, tokens);
+  clear_counters();
+}
+
+void OpenStep::give_up() {
+  rewind();
   phase = Phase::kIdle;
   forward_counted = false;
   external_loss.reset();
   reduction_deferred = false;
-  clear_counters();
 }
 
 void follow_ramp_up(Config& config, const OpenStep& open) {

@@ -32,8 +32,10 @@ struct OpenStep {
   void count_samples(int64_t each, int64_t ranks, int64_t own);
   // The step has ended.
   void clear_counters();
+  // The step did not happen: training is as far as before its first micro batch.
+  void rewind();
   // The step is given up.
-  void clear();
+  void give_up();
 
   Progress progress;
   // Of the open micro batch.
@@ -47,13 +49,18 @@ struct OpenStep {
   LossSum losses;
   // With a teacher, what these are made of: the losses with the labels and with the teacher.
   LossSum label_losses, teacher_losses;
-  int64_t tokens = 0;        // counted ones, of this rank
-  int64_t samples = 0;       // what progress.samples grew by
-  int64_t own_samples = 0;   // of which this rank read so many itself
-  int64_t first_sample = 0;  // of the next micro batch, counted from the step's first
+  int64_t tokens = 0;       // counted ones, of this rank
+  int64_t samples = 0;      // what progress.samples grew by
+  int64_t own_samples = 0;  // of which this rank read so many itself
+  // Of the next micro batch, counted from the step's first: with those of the run that saved the
+  // step, where a load goes on with it.
+  int64_t first_sample = 0;
   std::optional<double> began;
   StepMode mode;
 };
+
+// Counts less in `progress`, by what a step had that is given up.
+void take_back(Progress& progress, int64_t micro_steps, int64_t samples, int64_t tokens);
 
 // Of several steps each has as many micro batches as the samples before it say
 // (rampup_batch_size).

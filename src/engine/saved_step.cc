@@ -91,6 +91,17 @@ double gradient_factor(const RunContext& run, const CheckpointReader& reader,
          static_cast<double>(now);
 }
 
+bool has_all_masters(const RunContext& run, const CheckpointReader& reader) {
+  const nn::ParameterSet& parameters = run.model->parameters();
+  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+    if (parameters[id].trainable &&
+        reader.find(parameters[id].name, TensorKind::kMaster) == nullptr) {
+      return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 std::vector<StepShare> gather_step_shares(RunContext& run, OpenStep& open) {
@@ -121,37 +132,31 @@ std::vector<StepShare> gather_step_shares(RunContext& run, OpenStep& open) {
 
 // The micro batches of an open step go on only together with all of their gradients.
 SavedStep read_saved_step(const RunContext& run, const CheckpointReader& reader,
-                          const Updater::Saved& updater, bool with_states, int64_t samples) {
+                          const Updater::Saved& updater, bool with_states, Progress& progress) {
   SavedStep out;
   out.micro_batches = reader.state_int(saved::kMicroBatches);
   DS_CHECK(out.micro_batches >= 0, Code::kCorrupt, "the checkpoint counts ", out.micro_batches,
            " micro batches of an open step");
   if (out.micro_batches == 0) return out;
-  const nn::ParameterSet& parameters = run.model->parameters();
-  bool whole = with_states;
-  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
-    whole &= !parameters[id].trainable ||
-             reader.find(parameters[id].name, TensorKind::kMaster) != nullptr;
-  }
-  if (!whole) {
-    if (run.first_rank()) {
-      log_warning("engine", "the checkpoint was saved after ", out.micro_batches,
-                  " micro batches of a step, whose gradients are not loaded: the step is given up");
-    }
-    out.micro_batches = 0;
-    return out;
-  }
   // Version 0.4 and earlier do not say; their random numbers went by micro steps anyway.
   out.samples = reader.has_state(saved::kSamples)
                     ? reader.state_int(saved::kSamples)
                     : out.micro_batches * run.config.batch.micro_batch * run.data_ranks();
   DS_CHECK(out.samples >= 0, Code::kCorrupt, "the checkpoint's open step counts ", out.samples,
            " samples");
-  out.gradient_factor =
-      gradient_factor(run, reader, updater, out.micro_batches, samples - out.samples);
   int64_t all_tokens = 0;
   out.share = restored_share(run, reader, all_tokens);
-  out.tokens_of_others = all_tokens - out.share.tokens;
+  if (!with_states || !has_all_masters(run, reader)) {
+    if (run.first_rank()) {
+      log_warning("engine", "the checkpoint was saved after ", out.micro_batches,
+                  " micro batches of a step, whose gradients are not loaded: the step is given up");
+    }
+    take_back(progress, out.micro_batches, out.samples, all_tokens);
+    return {};
+  }
+  out.gradient_factor =
+      gradient_factor(run, reader, updater, out.micro_batches, progress.samples - out.samples);
+  progress.tokens -= all_tokens - out.share.tokens;
   return out;
 }
 

@@ -26,14 +26,14 @@ std::vector<StepShare> gather_step_shares(RunContext& run, OpenStep& open);
 
 // As this rank goes on with it.
 struct SavedStep {
-  int64_t micro_batches = 0;   // 0: the step is given up
+  int64_t micro_batches = 0;   // 0: there is none
   int64_t samples = 0;         // that random numbers have passed
   double gradient_factor = 1;  // what its gradients are multiplied by
   StepShare share;
-  int64_t tokens_of_others = 0;  // counted in the checkpoint's progress, but not here
 };
-// `with_states`: gradients are loaded, too. `samples`: of the run until the checkpoint.
+// `with_states`: gradients are loaded, too. `progress`: of the run until the checkpoint, with the
+// tokens of all ranks; then with this rank's, and before the step where that is given up.
 SavedStep read_saved_step(const RunContext& run, const CheckpointReader& reader,
-                          const Updater::Saved& updater, bool with_states, int64_t samples);
+                          const Updater::Saved& updater, bool with_states, Progress& progress);
 
 }  // namespace ds

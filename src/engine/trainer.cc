@@ -142,7 +142,7 @@ void Trainer::drop_open_step() {
   observer_.metrics().drop_step();
   updater_.undo_ahead();
   passes_->drop();
-  open_.clear();
+  open_.give_up();
   scopes_.pass().drop_uses();
   follow_ramp_up(run_.config, open_);
   zero::TrainState& state = *run_.state;
@@ -386,8 +386,6 @@ void Trainer::run_empty_batch() {
 // No rank had a micro batch in this step: it did not happen.
 StepReport Trainer::end_joining() {
   open_.mode.all_joined = true;
-  open_.progress.micro_steps -= open_.micro_batches;
-  open_.progress.samples -= open_.samples;
   drop_open_step();
   StepReport report;
   report.progress = open_.progress;

@@ -93,6 +93,25 @@ TEST(CapiControl, AnEndedStepGoesOn) {
             values(cut.model, "h.0.attn.c_attn.weight"));
 }
 
+// Given up instead, it is trained anew with the samples that it had read: the same bits.
+TEST(CapiControl, AGivenUpStepReadsItsSamplesAgain) {
+  Trainer whole(accumulating_config(4)), cut(accumulating_config(4));
+  for (const int64_t end : {1, 3, 2}) {
+    cut.engine.set_progress([&](const char*, int64_t done, int64_t) { return done < end; });
+    EXPECT_EQ(status_of([&] { cut.engine.train_batch(); }), DS_ERR_CALLBACK);
+    cut.engine.discard_gradients();
+    cut.engine.set_progress({});
+    const libds::StepReport a = whole.engine.train_batch(), b = cut.engine.train_batch();
+    EXPECT_EQ(a.loss, b.loss);
+    EXPECT_EQ(a.step, b.step);
+    EXPECT_EQ(a.samples, b.samples);
+    EXPECT_EQ(a.micro_steps, b.micro_steps);
+    EXPECT_EQ(a.tokens, b.tokens);
+  }
+  EXPECT_EQ(values(whole.model, "h.0.attn.c_attn.weight"),
+            values(cut.model, "h.0.attn.c_attn.weight"));
+}
+
 // A load that is ended: an engine that has trained goes on as if nobody had loaded, a new one can
 // only load.
 TEST(CapiControl, AnEndedLoadLeavesWhatAFailedOneDoes) {

@@ -148,12 +148,11 @@ class RunShards(unittest.TestCase):
 
     def test_a_hang_costs_one_test(self):
         tests = {"A.a": "ok", "A.b": "hang", "A.c": "ok"}
-        began = time.monotonic()
-        status, found, failures, _ = self.run_tests(tests, "--jobs", "1", "--test-seconds", "1")
-        self.assertLess(time.monotonic() - began, 20)
+        # Long enough for a process to start on a busy machine; the test that hangs never ends.
+        status, found, failures, _ = self.run_tests(tests, "--jobs", "1", "--test-seconds", "8")
         self.assertEqual(status, 1)
         self.assert_counts(found, passed=2, failed=1)
-        self.assertIn("longer than 1 s", failures)
+        self.assertIn("longer than 8 s", failures)
 
     def test_what_does_not_fit_the_time_is_counted(self):
         tests = {f"A.t{i}": "sleep 0.8" for i in range(8)}
@@ -198,13 +197,13 @@ class RunShards(unittest.TestCase):
         results, failures = (os.path.join(self.folder.name, name) for name in ("results.json", "failures.txt"))
         runner = subprocess.Popen([sys.executable, str(RUNNER), "--results", results, "--failures", failures,
                                    "--jobs", "2", "--group", "all", program, "*"], stdout=subprocess.DEVNULL)
-        for _ in range(200):
+        for _ in range(1200):
             time.sleep(0.05)
             if os.path.exists(results):
                 break
         time.sleep(0.3)
         runner.terminate()
-        self.assertEqual(runner.wait(20), 128 + 15)
+        self.assertEqual(runner.wait(100), 128 + 15)
         with open(results, encoding="utf-8") as file:
             self.assert_counts(json.load(file), passed=1, did_not_run=1)
         left = subprocess.run(["pgrep", "-f", program], capture_output=True, text=True).stdout

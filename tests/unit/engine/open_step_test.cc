@@ -58,8 +58,14 @@ TEST(OpenStepTest, EndsWithoutTouchingProgressAndMode) {
 
 TEST(OpenStepTest, GivenUpKeepsWhatCallersSetForTheNextSteps) {
   OpenStep open = half_way();
-  open.clear();
+  open.progress.samples += 100;  // of steps before it
+  open.progress.micro_steps = 7;
+  open.progress.tokens = 45;
+  open.give_up();
   expect_no_counters(open);
+  EXPECT_EQ(open.progress.samples, 100);
+  EXPECT_EQ(open.progress.micro_steps, 5);
+  EXPECT_EQ(open.progress.tokens, 5);
   EXPECT_EQ(open.phase, OpenStep::Phase::kIdle);
   EXPECT_FALSE(open.forward_counted || open.reduction_deferred || open.external_loss);
   EXPECT_EQ(open.mode.boundary, std::optional<bool>(true));

@@ -181,6 +181,49 @@ TEST(OpenStep, AnotherAccumulationGivesTheMeanOfAllMicroBatches) {
   }
 }
 
+// Ends after the second micro batch of the engine's next step.
+void leave_step_open(Engine& engine) {
+  engine.control().set_progress([](const char*, int64_t done, int64_t) { return done < 2; });
+  error_of(Code::kCallback, [&] { engine.train_batch(); });
+  engine.control().set_progress({});
+}
+void expect_same_progress(const Engine& one, const Engine& other) {
+  EXPECT_EQ(one.progress().steps, other.progress().steps);
+  EXPECT_EQ(one.progress().micro_steps, other.progress().micro_steps);
+  EXPECT_EQ(one.progress().samples, other.progress().samples);
+  EXPECT_EQ(one.progress().tokens, other.progress().tokens);
+}
+
+// However a step is given up, its samples are read again and nothing of it is counted.
+TEST(OpenStep, AGivenUpOneIsTrainedAnew) {
+  const Folder folder;
+  const auto whole = make_engine(sgd_config(4)), saved = make_engine(sgd_config(4));
+  for (Engine* const engine : {whole.get(), saved.get()}) train(*engine, 2);
+  saved->save(folder.path(), "before");
+  leave_step_open(*saved);
+  EXPECT_EQ(saved->progress().micro_steps, 10);
+  saved->save(folder.path(), "open");
+
+  const auto loaded = make_engine(sgd_config(4)), without = make_engine(sgd_config(4)),
+             weights_alone = make_engine(sgd_config(4));
+  loaded->load(folder.path(), "open");
+  expect_same_progress(*loaded, *saved);
+  loaded->discard_gradients();
+  without->load(folder.path(), "open", {.optimizer_states = false});
+  weights_alone->load(folder.path(), "before");
+  leave_step_open(*weights_alone);
+  weights_alone->load(folder.path(), "open", {.module_only = true});
+  for (Engine* const engine : {loaded.get(), without.get(), weights_alone.get()}) {
+    expect_same_progress(*engine, *whole);
+  }
+  whole->train_batch();
+  for (Engine* const engine : {loaded.get(), without.get(), weights_alone.get()}) {
+    engine->train_batch();
+    expect_same_progress(*engine, *whole);
+    EXPECT_TRUE(same_bits(weights(*engine), weights(*whole)));
+  }
+}
+
 TEST(OpenStep, AnAccumulationThatIsOverIsRefused) {
   const Folder folder;
   const auto first = make_engine(sgd_config(3));

@@ -214,7 +214,7 @@ class Engine(Handle, DeepSpeedNames):
         _native.ds_engine_set_loss(self._handle, float(loss))
 
     def discard_gradients(self) -> None:
-        """Gives up the open step: its gradients are cleared, weights stay."""
+        """Gives up the open step: its gradients are cleared, weights and progress are as before it."""
         _native.ds_engine_discard_gradients(self._handle)
 
     # ---- Parameters made whole, values ---------------------------------------------------------

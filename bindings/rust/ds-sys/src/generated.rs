@@ -4374,7 +4374,8 @@ extern "C" {
     pub fn ds_engine_set_loss(engine: *mut ds_engine, loss: f64) -> ds_status;
 }
 extern "C" {
-    #[doc = " Gives up the open step: its gradients are cleared, weights stay. Since: 0.2."]
+    #[doc = " Gives up the open step: its gradients are cleared, weights and progress are as before it (since"]
+    #[doc = " 0.5), so that ds_engine_train_batch reads its samples again. Since: 0.2."]
     pub fn ds_engine_discard_gradients(engine: *mut ds_engine) -> ds_status;
 }
 #[doc = " A ds_scope_mode_code. Since: 0.5."]

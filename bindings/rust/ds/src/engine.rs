@@ -407,7 +407,7 @@ impl Engine {
         check(unsafe { sys::ds_engine_set_loss(self.raw(), loss) })
     }
 
-    /// Gives up the open step: its gradients are cleared, weights stay.
+    /// Gives up the open step: its gradients are cleared, weights and progress are as before it.
     pub fn discard_gradients(&mut self) -> Result<()> {
         // SAFETY: takes the handle alone; views of gradients are gone.
         check(unsafe { sys::ds_engine_discard_gradients(self.raw()) })

@@ -186,7 +186,7 @@ public final class Engine extends NativeObject {
     Native.ds_engine_set_loss(this, loss);
   }
 
-  /** Gives up the open step: its gradients are cleared, weights stay. */
+  /** Gives up the open step: its gradients are cleared, weights and progress are as before it. */
   public void discardGradients() {
     Native.ds_engine_discard_gradients(this);
   }

@@ -69,7 +69,9 @@ class LeakTest {
     System.gc();
     long growth = residentBytes() - resident;
     System.out.printf("leak: %s, %d times, %d ms: resident memory grew by %d KiB%n", what, times, elapsed, growth / 1024);
-    assertEquals(held, libraryBytes(), what);
+    long left = libraryBytes();
+    // Less is what an earlier test left to a cleaner that comes late on a busy machine.
+    assertTrue(left <= held, what + " left " + (left - held) + " bytes");
     assertTrue(growth < (8 << 20), what + " grew by " + growth + " bytes");
   }
 
