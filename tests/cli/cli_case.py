@@ -7,12 +7,16 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import tempfile
 import unittest
 
 PROGRAM = os.environ["DS_PROGRAM"]
 SOURCE = pathlib.Path(os.environ["DS_SOURCE"])
+
+# Jobs that a shell runs in the background ignore Ctrl-C, and so would what they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MODEL = {"model_type": "gpt2", "vocab_size": 256, "n_positions": 32, "n_embd": 32, "n_layer": 2,
          "n_head": 2}
