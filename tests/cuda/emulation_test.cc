@@ -7,32 +7,14 @@
 #include <random>
 #include <vector>
 
-#include "cuda/emulation/stand_in.h"
-#include "device/cuda_device.h"
-#include "kernels/cuda/device.cuh"
+#include "cuda/emulation/kernel_test.h"
 
 namespace ds {
 namespace {
 
 using namespace kernels::cuda;
 
-class EmulationTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    testing::stand_in::reset(1);
-    device_ = make_cuda_device(0);
-  }
-  void TearDown() override {
-    device_.reset();
-    EXPECT_TRUE(testing::stand_in::violations().empty());
-  }
-  template <class... P, class... A>
-  void run(void (*kernel)(P...), const Grid& grid, A... arguments) {
-    const DeviceScope scope(*device_);
-    launch({device_->default_stream().native(), 1, 0, 90, {}}, "test", kernel, grid, arguments...);
-  }
-  std::shared_ptr<CudaDevice> device_;
-};
+using EmulationTest = testing::KernelTest;
 
 __global__ void number(int* out) {
   out[(blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x] =
@@ -41,7 +23,7 @@ __global__ void number(int* out) {
 
 TEST_F(EmulationTest, EveryThreadKnowsItsPlaceAndRunsWhenTheStreamIsWaitedFor) {
   std::vector<int> out(2 * 3 * 70, -1);
-  run(&number, {3, 70, 0, 2}, out.data());
+  start(&number, {3, 70, 0, 2}, out.data());
   EXPECT_EQ(out[0], -1);
   device_->default_stream().synchronize();
   for (int i = 0; i < 420; ++i) {
@@ -63,7 +45,7 @@ TEST_F(EmulationTest, SumsOverBlocks) {
   std::iota(in.begin(), in.end(), 1);
   for (const int threads : {32, 96, 1024}) {
     std::vector<int> out(static_cast<size_t>(threads));
-    run(&totals, {1, threads}, in.data(), out.data(), 1001);
+    start(&totals, {1, threads}, in.data(), out.data(), 1001);
     device_->default_stream().synchronize();
     for (const int value : out) EXPECT_EQ(value, 3 * 1001 * 1002 / 2);
   }
@@ -85,7 +67,7 @@ __global__ void exchanges(int* out) {
 
 TEST_F(EmulationTest, LanesExchange) {
   std::vector<int> out(64, -1);
-  run(&exchanges, {1, 64}, out.data());
+  start(&exchanges, {1, 64}, out.data());
   device_->default_stream().synchronize();
   for (const int bad : out) EXPECT_EQ(bad, 0);
 }
@@ -111,7 +93,7 @@ TEST_F(EmulationTest, ReductionsHaveTheBitsOfTheirLoops) {
   std::mt19937 random(11);
   std::vector<float> in(32), out(32 * 7);
   for (float& value : in) value = static_cast<float>(random()) * 0x1p-31f - 0.7f;
-  run(&reductions, {1, 32}, in.data(), out.data());
+  start(&reductions, {1, 32}, in.data(), out.data());
   device_->default_stream().synchronize();
   for (size_t lane = 0; lane < 32; ++lane) {
     const float* const found = out.data() + lane * 7;
@@ -154,12 +136,12 @@ TEST_F(EmulationTest, SharedMemoryThatAKernelDeclaresCounts) {
   // Launches ask, on each GPU and for each growth.
   for (const int64_t bytes : {int64_t{128}, kPlain - kOwn + 1, kPlain, int64_t{227 << 10} - kOwn}) {
     std::fill(out.begin(), out.end(), -1);
-    run(&through_shared, {1, 32, bytes}, out.data());
+    start(&through_shared, {1, 32, bytes}, out.data());
     device_->default_stream().synchronize();
     for (int i = 0; i < 32; ++i) EXPECT_EQ(out[static_cast<size_t>(i)], 2 * i) << bytes;
   }
   try {
-    run(&through_shared, {1, 32, 227 << 10}, out.data());
+    start(&through_shared, {1, 32, 227 << 10}, out.data());
     FAIL() << "more than a block can have";
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), ::testing::AllOf(::testing::HasSubstr("launching test failed"),
@@ -171,9 +153,9 @@ TEST_F(EmulationTest, SharedMemoryThatAKernelDeclaresCounts) {
 TEST_F(EmulationTest, ImpossibleGridsAreErrors) {
   int out = 0;
   for (const Grid& grid : {Grid{1, 2048}, Grid{1, 32, 300 << 10}, Grid{int64_t{1} << 40, 32}}) {
-    EXPECT_THROW(run(&number, grid, &out), Error);
+    EXPECT_THROW(start(&number, grid, &out), Error);
   }
-  run(&number, {0, 32}, &out);
+  start(&number, {0, 32}, &out);
 }
 
 TEST(EmulationDeathTest, AnExchangeThatOthersDoNotMakeIsFound) {

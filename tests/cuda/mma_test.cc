@@ -7,32 +7,14 @@
 #include <random>
 #include <vector>
 
-#include "cuda/emulation/stand_in.h"
-#include "device/cuda_device.h"
+#include "cuda/emulation/kernel_test.h"
 
 namespace ds {
 namespace {
 
 using namespace kernels::cuda;
 
-class MmaTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    testing::stand_in::reset(1);
-    device_ = make_cuda_device(0);
-  }
-  void TearDown() override {
-    device_.reset();
-    EXPECT_TRUE(testing::stand_in::violations().empty());
-  }
-  template <class... P, class... A>
-  void run(void (*kernel)(P...), const Grid& grid, A... arguments) {
-    const DeviceScope scope(*device_);
-    launch({device_->default_stream().native(), 1, 0, 90, {}}, "test", kernel, grid, arguments...);
-    device_->default_stream().synchronize();
-  }
-  std::shared_ptr<CudaDevice> device_;
-};
+using MmaTest = testing::KernelTest;
 
 // Element i of a lane's fragments: its row and column.
 struct Place {

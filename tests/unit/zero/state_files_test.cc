@@ -1,9 +1,6 @@
 // offload_optimizer with device nvme: training state in real files trains with the bits of memory,
 // goes on from any place to any other, and needs memory for weights and for what is on its way.
 #include <gmock/gmock.h>
-#include <sys/resource.h>
-
-#include <csignal>
 
 #include "attached_state.h"
 #include "engine/plan.h"
@@ -205,20 +202,7 @@ TEST(StateFiles, AFailedWriteEndsTheStepAndALoadGoesOn) {
   engine->train_batch();
   engine->save(checkpoints.path(), "good");
   const std::vector<float> good = all_weights(*engine);
-  const auto before = std::signal(SIGXFSZ, SIG_IGN);
-  rlimit old{};
-  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &old), 0);
-  const rlimit small{4096, old.rlim_max};
-  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
-  std::string message;
-  try {
-    engine->train_batch();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Code::kIo);
-    message = error.message();
-  }
-  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &old), 0);
-  std::signal(SIGXFSZ, before);
+  const std::string message = error_of_full_files([&] { engine->train_batch(); });
   EXPECT_THAT(message, AllOf(HasSubstr(folder.path()), HasSubstr(".state")));
   engine->load(checkpoints.path(), "good");
   EXPECT_TRUE(same_bits(all_weights(*engine), good));

@@ -2,10 +2,35 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <csignal>
+#include <string>
 
 #include "zero_world.h"
 
 namespace ds::zero_test {
+
+// The message of the error that `body` ends with where no file may have more than 4 KiB.
+template <class Body>
+std::string error_of_full_files(const Body& body) {
+  const auto before = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit old{};
+  EXPECT_EQ(::getrlimit(RLIMIT_FSIZE, &old), 0);
+  const rlimit small{4096, old.rlim_max};
+  EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  std::string message;
+  try {
+    body();
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::kIo);
+    message = error.message();
+  }
+  EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &old), 0);
+  std::signal(SIGXFSZ, before);
+  return message;
+}
 
 struct Kind {
   const char* name;

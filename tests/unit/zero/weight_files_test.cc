@@ -1,9 +1,6 @@
 // offload_param with device nvme: weights that rest in files are read where they are used, by one
 // process and by several, and training has the bits of weights in memory.
 #include <gmock/gmock.h>
-#include <sys/resource.h>
-
-#include <csignal>
 
 #include "attached_state.h"
 #include "models/adapters.h"
@@ -251,20 +248,7 @@ TEST(WeightFiles, AFailedWriteEndsTheStepAndALoadGoesOn) {
   engine->train_batch();
   engine->save(checkpoints.path(), "good");
   const std::vector<float> good = all_weights(*engine);
-  const auto before = std::signal(SIGXFSZ, SIG_IGN);
-  rlimit old{};
-  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &old), 0);
-  const rlimit small{4096, old.rlim_max};
-  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
-  std::string message;
-  try {
-    engine->train_batch();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Code::kIo);
-    message = error.message();
-  }
-  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &old), 0);
-  std::signal(SIGXFSZ, before);
+  const std::string message = error_of_full_files([&] { engine->train_batch(); });
   EXPECT_THAT(message, AllOf(HasSubstr(folder.path()), HasSubstr("weights")));
   engine->load(checkpoints.path(), "good");
   EXPECT_TRUE(same_bits(all_weights(*engine), good));
