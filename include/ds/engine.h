@@ -400,8 +400,8 @@ DS_API ds_status ds_engine_save_wait(ds_engine* engine);
  *   "restore_on_failure": true; with false on every rank a load over training reads once and takes
  *       no memory for it: one that fails leaves the engine as one that has not trained (below).
  * The first four are arguments of DeepSpeed's load_checkpoint.
- * What fails before tensors are read (no checkpoint, other shapes, a damaged manifest) leaves the
- * engine as before. So do damage and I/O errors that only show while they are read if it has
+ * What fails or ends before tensors are read (no checkpoint, a damaged manifest) leaves the engine
+ * as it was. So do damage and I/O errors that only show while they are read if it has
  * trained since it was made or last loaded: its load keeps what it overwrites until it has
  * succeeded, in half of the free memory at most. Where that has no room, is slower than a disk, or
  * where states lie in files, in 8 bits or on a GPU, all is read and checked once before anything

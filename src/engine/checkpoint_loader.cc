@@ -8,11 +8,11 @@
 #include "base/text.h"
 #include "checkpoint/reader.h"
 #include "engine/agreement.h"
-#include "engine/call_control.h"
 #include "engine/caller_state.h"
 #include "engine/checkpoint_saver.h"
 #include "engine/data_feed.h"
 #include "engine/fp8_steps.h"
+#include "engine/load_parts.h"
 #include "engine/open_step.h"
 #include "engine/overwritten_memory.h"
 #include "engine/parameter_scopes.h"
@@ -45,44 +45,6 @@ struct CheckpointLoader::Restored {
 namespace {
 
 constexpr const char* kLoading = "loading a checkpoint";
-
-// Targets in parts: so much at a time that a caller can watch and end a load, and that the disk
-// hardly notices. The first, by which keeping is judged, is small.
-class TargetParts {
- public:
-  explicit TargetParts(std::span<const TensorTarget> targets) : rest_(targets) {
-    for (const TensorTarget& target : targets) bytes_ += bytes_of(target);
-  }
-
-  int64_t bytes() const { return bytes_; }
-  int64_t bytes_taken() const { return taken_; }
-  bool finished() const { return rest_.empty(); }
-  std::span<const TensorTarget> rest() const { return rest_; }
-
-  std::span<const TensorTarget> take() {
-    const int64_t most = taken_ == 0 ? kPartBytes / 8 : kPartBytes;
-    size_t count = 0;
-    for (int64_t part = 0; count < rest_.size() && part < most; ++count) {
-      part += bytes_of(rest_[count]);
-      taken_ += bytes_of(rest_[count]);
-    }
-    const std::span<const TensorTarget> part = rest_.first(count);
-    rest_ = rest_.subspan(count);
-    return part;
-  }
-
- private:
-  static constexpr int64_t kPartBytes = int64_t{1} << 29;
-  static int64_t bytes_of(const TensorTarget& target) {
-    const TensorMeta& meta = target.tensor->meta;
-    const int64_t elements =
-        target.range ? target.range->end - target.range->begin : Shape(meta.shape).elements();
-    return elements * dtype_size(meta.dtype);
-  }
-
-  std::span<const TensorTarget> rest_;
-  int64_t bytes_ = 0, taken_ = 0;
-};
 
 // Version 0.1 had Adam and one rate.
 Json updater_of_version_0_1(const CheckpointReader& reader, const Updater& updater) {
@@ -246,16 +208,11 @@ std::optional<OverwrittenMemory> CheckpointLoader::protect(const CheckpointReade
   return {};
 }
 
-void CheckpointLoader::read_in_turns(const CheckpointReader& reader, const Restored& restored) {
+void CheckpointLoader::read_in_turns(const CheckpointReader& reader, LoadParts& parts) {
   for (int turn = 0; turn < run_.mesh.size(); ++turn) {
     agree(run_.context(), run_.world(), kLoading, [&] {
       if (turn != run_.mesh.rank()) return;
-      TargetParts parts(restored.targets);
-      CallControl::Call call(control_, "load", parts.bytes());
-      while (!parts.finished()) {
-        call.next(parts.bytes_taken());
-        reader.read_all(parts.take());
-      }
+      while (parts.next()) reader.read_all(parts.take());
       run_.state->arrays().flush_masters();
       updater_.optimizer().flush();
     });
@@ -264,19 +221,15 @@ void CheckpointLoader::read_in_turns(const CheckpointReader& reader, const Resto
 
 // Where keeping turns out to be slower on some rank than reading again, all check the rest instead:
 // from there on nothing is kept, and a failure leaves a mixture.
-void CheckpointLoader::read_together(const CheckpointReader& reader, const Restored& restored,
+void CheckpointLoader::read_together(const CheckpointReader& reader, LoadParts& parts,
                                      std::optional<OverwrittenMemory>& kept) {
   const OpContext ctx = run_.context();
   OverwriteNotice keep;
   if (kept) keep = [&kept](std::span<std::byte> memory) { kept->keep(memory); };
-  TargetParts parts(restored.targets);
-  CallControl::Call call(control_, "load", parts.bytes());
   bool finished = false;
   while (!finished) {
     agree(ctx, run_.world(), kLoading, [&] {
-      if (parts.finished()) return;
-      call.next(parts.bytes_taken());
-      reader.read_all(parts.take(), keep);
+      if (parts.next()) reader.read_all(parts.take(), keep);
     });
     finished = on_every_rank(ctx, run_.world(), kLoading, parts.finished());
     if (finished || !kept) continue;
@@ -307,6 +260,8 @@ void CheckpointLoader::restore(CheckpointReader reader, const LoadOptions& optio
   agree(ctx, run_.world(), kLoading, [&] { restored = prepare(reader, options); });
 
   std::optional<OverwrittenMemory> kept = protect(reader, restored, options);
+  LoadParts parts(control_, restored.targets);
+  agree(ctx, run_.world(), kLoading, [&] { parts.begin(); });
 
   const std::string where = printable(reader.folder().string(), 300);
   const std::vector<bool> overwritten_before = overwritten_;
@@ -316,9 +271,9 @@ void CheckpointLoader::restore(CheckpointReader reader, const LoadOptions& optio
     updater_.optimizer().begin_load();
     state.arrays().hold_masters();
     if (run_.config.zero.pipeline_loading_checkpoint) {
-      read_in_turns(reader, restored);
+      read_in_turns(reader, parts);
     } else {
-      read_together(reader, restored, kept);
+      read_together(reader, parts, kept);
     }
     kept.reset();
     agree(ctx, run_.world(), kLoading, [&] {

@@ -14,6 +14,7 @@ namespace ds {
 
 class CheckpointReader;
 class CheckpointSaver;
+class LoadParts;
 class OverwrittenMemory;
 class ParameterScopes;
 struct TensorTarget;
@@ -35,8 +36,8 @@ class CheckpointLoader {
   void prepare_counters(const CheckpointReader& reader, const LoadOptions& options, Restored& out);
   std::optional<OverwrittenMemory> protect(const CheckpointReader& reader, const Restored& restored,
                                            const LoadOptions& options);
-  void read_in_turns(const CheckpointReader& reader, const Restored& restored);
-  void read_together(const CheckpointReader& reader, const Restored& restored,
+  void read_in_turns(const CheckpointReader& reader, LoadParts& parts);
+  void read_together(const CheckpointReader& reader, LoadParts& parts,
                      std::optional<OverwrittenMemory>& kept);
   void mark_overwritten(const CheckpointReader& reader);
   void restore(CheckpointReader reader, const LoadOptions& options);

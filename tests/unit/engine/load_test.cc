@@ -5,6 +5,7 @@
 #include <array>
 #include <fstream>
 
+#include "engine/external_gradients.h"
 #include "engine_world.h"
 #include "models/adapters.h"
 
@@ -137,6 +138,50 @@ TEST(Load, FailingHalfWayAFreshEngineCanOnlyLoad) {
     EXPECT_TRUE(same_bits(everything(*engine), saved));
     engine->train_batch();
     damage(blob_of(folder, "a"), place);  // repaired
+  }
+}
+
+// The first part is of 64 MiB at least. A load that is ended after it leaves what a failed one
+// does.
+TEST(Load, EndedHalfWayAFreshEngineCanOnlyLoad) {
+  const Folder folder;
+  const auto make = [] {
+    nn::ParameterSet set;
+    nn::Parameter p;
+    p.name = "w";
+    p.shape = Shape{17 << 20};
+    set.add(p);
+    Json config = base_config();
+    config["scheduler"] = nullptr;
+    config["gradient_accumulation_steps"] = 1;
+    config["optimizer"] = {{"type", "SGD"}, {"params", {{"lr", 1e-2}, {"momentum", 0.9}}}};
+    return std::make_unique<Engine>(dump_json(config),
+                                    models::Model::from_parameters(std::move(set)), nullptr);
+  };
+  const auto trained = make(), fresh = make();
+  const auto step = [](Engine& engine, float value) {
+    const Tensor gradient =
+        Tensor::zeros(make_cpu_device(), DType::kFloat32, Shape{17 << 20}, MemoryTag::kOther);
+    *gradient.data<float>() = value;
+    const Tensor* const all[] = {&gradient};
+    engine.gradients().add({}, all);
+    EXPECT_TRUE(engine.step().applied);
+  };
+  step(*trained, 1);
+  trained->save(folder.path(), "a");
+  const std::vector<float> saved = weights(*trained);
+  step(*trained, 2);
+  const std::vector<float> before = weights(*trained);
+  for (Engine* const engine : {trained.get(), fresh.get()}) {
+    engine->control().set_progress([](const char*, int64_t done, int64_t) { return done == 0; });
+    error_of(Code::kCallback, [&] { engine->load(folder.path(), "a"); });
+    engine->control().set_progress({});
+  }
+  EXPECT_TRUE(same_bits(weights(*trained), before));
+  EXPECT_THAT(error_of(Code::kState, [&] { step(*fresh, 1); }), HasSubstr("incomplete"));
+  for (Engine* const engine : {trained.get(), fresh.get()}) {
+    engine->load(folder.path(), "a");
+    EXPECT_TRUE(same_bits(weights(*engine), saved));
   }
 }
 
