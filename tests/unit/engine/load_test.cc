@@ -142,7 +142,7 @@ TEST(Load, FailingHalfWayAFreshEngineCanOnlyLoad) {
 }
 
 // The first part is of 64 MiB at least. A load that is ended after it leaves what a failed one
-// does.
+// does: a trained engine as it was, unless the machine is too slow to keep what is overwritten.
 TEST(Load, EndedHalfWayAFreshEngineCanOnlyLoad) {
   const Folder folder;
   const auto make = [] {
@@ -174,11 +174,18 @@ TEST(Load, EndedHalfWayAFreshEngineCanOnlyLoad) {
   const std::vector<float> before = weights(*trained);
   for (Engine* const engine : {trained.get(), fresh.get()}) {
     engine->control().set_progress([](const char*, int64_t done, int64_t) { return done == 0; });
-    error_of(Code::kCallback, [&] { engine->load(folder.path(), "a"); });
+    const std::string why = error_of(Code::kCallback, [&] { engine->load(folder.path(), "a"); });
     engine->control().set_progress({});
+    const bool mixture = why.find("can only load") != std::string::npos;
+    if (engine == fresh.get()) {
+      EXPECT_TRUE(mixture) << why;
+    }
+    if (mixture) {
+      EXPECT_THAT(error_of(Code::kState, [&] { step(*engine, 1); }), HasSubstr("incomplete"));
+    } else {
+      EXPECT_TRUE(same_bits(weights(*engine), before));
+    }
   }
-  EXPECT_TRUE(same_bits(weights(*trained), before));
-  EXPECT_THAT(error_of(Code::kState, [&] { step(*fresh, 1); }), HasSubstr("incomplete"));
   for (Engine* const engine : {trained.get(), fresh.get()}) {
     engine->load(folder.path(), "a");
     EXPECT_TRUE(same_bits(weights(*engine), saved));
