@@ -191,7 +191,7 @@ std::pair<double, double> largest_shares(const Json& gates, const Json& config) 
   return {first, last};
 }
 
-// It learns to spread them, if it is told to.
+// With the balancing loss the router learns to spread them.
 TEST(ExpertLoads, BalancingEvensLoadsOut) {
   Json config = base_config();
   config["scheduler"] = nullptr;
@@ -249,7 +249,7 @@ TEST(RouterBias, FollowsTheLoadsOfAllRanks) {
   }
 }
 
-// It learns to spread them by the bias alone, too.
+// With the bias alone it learns to spread them, too.
 TEST(RouterBias, EvensLoadsOut) {
   Json config = base_config();
   config["scheduler"] = nullptr;
