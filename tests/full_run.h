@@ -7,13 +7,10 @@
 
 namespace ds::testing {
 
-// Kernels of a GPU run on the CPU in this program (tests/cuda/CMakeLists.txt defines it where it
-// matters).
-#ifdef DS_EMULATED
-inline constexpr bool kEmulated = true;
-#else
-inline constexpr bool kEmulated = false;
-#endif
+// Linked into programs that run a GPU's kernels on the CPU (tests/cuda/emulation/stand_in.cc).
+[[gnu::weak, gnu::visibility("default")]] void gpus_are_emulated();
+
+inline bool emulated() { return gpus_are_emulated != nullptr; }
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool kSanitized = true;
@@ -26,7 +23,7 @@ inline bool full_run() { return std::getenv("DS_TEST_FULL") != nullptr; }
 // Half of the combinations of three or more choices, for kernels that are emulated: those whose sum
 // of positions is even. Every pair of values of two choices is among them.
 inline bool in_sample(int sum_of_positions) {
-  return !kEmulated || full_run() || sum_of_positions % 2 == 0;
+  return !emulated() || full_run() || sum_of_positions % 2 == 0;
 }
 
 }  // namespace ds::testing

@@ -12,7 +12,7 @@ using namespace gpu_test;  // NOLINT: what these tests are about
 using ::testing::HasSubstr;
 namespace stand_in = testing::stand_in;
 
-class OffloadFaults : public ::testing::Test {
+class ActivationOffloadFaults : public ::testing::Test {
  protected:
   void SetUp() override { stand_in::reset(1); }
   void TearDown() override {
@@ -51,7 +51,7 @@ void expect_to_go_on_alike(Engine& engine, Engine& untouched) {
   EXPECT_TRUE(same_bits(weights_of(engine), weights_of(untouched)));
 }
 
-TEST_F(OffloadFaults, NoHostMemory) {
+TEST_F(ActivationOffloadFaults, NoHostMemory) {
   const auto engine = offloading_engine(), untouched = offloading_engine();
   // Memory for the copies of batches is there already.
   engine->evaluate(*periodic_data(32), 1);
@@ -62,7 +62,7 @@ TEST_F(OffloadFaults, NoHostMemory) {
   expect_to_go_on_alike(*engine, *untouched);
 }
 
-TEST_F(OffloadFaults, TheWayBackFails) {
+TEST_F(ActivationOffloadFaults, TheWayBackFails) {
   const auto engine = offloading_engine(), untouched = offloading_engine();
   const Tensor ids = some_ids();
   for (const char* call : {"cudaMemcpyAsync", "cudaEventRecord", "cudaStreamWaitEvent"}) {
@@ -75,7 +75,7 @@ TEST_F(OffloadFaults, TheWayBackFails) {
   expect_to_go_on_alike(*engine, *untouched);
 }
 
-TEST_F(OffloadFaults, TheStreamCannotBeMade) {
+TEST_F(ActivationOffloadFaults, TheStreamCannotBeMade) {
   const auto model = make_model(model_config(), true);
   stand_in::fail_next("cudaStreamCreateWithFlags", cudaErrorIllegalAddress);
   const Json config =
@@ -89,7 +89,7 @@ TEST_F(OffloadFaults, TheStreamCannotBeMade) {
   engine.train_batch();
 }
 
-TEST_F(OffloadFaults, AForwardWithoutBackwardLeavesNothing) {
+TEST_F(ActivationOffloadFaults, AForwardWithoutBackwardLeavesNothing) {
   const auto engine = offloading_engine();
   const Tensor ids = some_ids();
   engine->forward({ids, ids, {}, {}, {}});

@@ -173,14 +173,14 @@ TEST_F(GpuOffload, APassThatIsGivenUp) {
   }
 }
 
-struct Case {
+struct OffloadedModel {
   const char* name;
   Json model;
   Json config;
 };
-void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+void PrintTo(const OffloadedModel& c, std::ostream* out) { *out << c.name; }
 
-std::vector<Case> cases() {
+std::vector<OffloadedModel> offloaded_models() {
   const Json gpt2 = with(model_config(0.1), {{"n_layer", 3}});
   return {{"Gpt2", gpt2, Json::object()},
           {"Gpt2Bf16", with(gpt2, {{"n_embd", 64}}), {{"bf16", {{"enabled", true}}}}},
@@ -188,10 +188,11 @@ std::vector<Case> cases() {
           {"Llama", with(llama_config(), {{"num_hidden_layers", 3}}), Json::object()}};
 }
 
-class GpuOffloadedTraining : public GpuModel, public ::testing::WithParamInterface<Case> {};
+class GpuOffloadedTraining : public GpuModel,
+                             public ::testing::WithParamInterface<OffloadedModel> {};
 
 TEST_P(GpuOffloadedTraining, TakesTheSameSteps) {
-  const Case& c = GetParam();
+  const OffloadedModel& c = GetParam();
   const auto engine_on = [&](bool offload) {
     auto engine =
         make_engine_on(true, with(with(base_config(), checkpointing(offload)), c.config), c.model);
@@ -210,7 +211,7 @@ TEST_P(GpuOffloadedTraining, TakesTheSameSteps) {
   EXPECT_GE(host_peak(*offloaded), host_peak(*plain) + nn::TensorMark::kSmallest);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, GpuOffloadedTraining, ::testing::ValuesIn(cases()),
+INSTANTIATE_TEST_SUITE_P(Models, GpuOffloadedTraining, ::testing::ValuesIn(offloaded_models()),
                          [](const auto& test) { return test.param.name; });
 
 // fp32 inputs of a segment are 2 tensors (the first segment's one) of 4 * 32 * 32 numbers.
@@ -231,7 +232,7 @@ TEST_F(GpuModel, ActivationsDoNotGrowWithTheSegments) {
 // In files beside a GPU (nvme_checkpointing): the same steps, with no more on the GPU than when
 // they wait in the host's memory, nor there.
 TEST_P(GpuOffloadedTraining, TakesTheSameStepsWithInputsInFiles) {
-  const Case& c = GetParam();
+  const OffloadedModel& c = GetParam();
   const Folder folder;
   const auto engine_on = [&](const Json& where) {
     auto engine = make_engine_on(

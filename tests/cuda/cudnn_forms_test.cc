@@ -68,7 +68,7 @@ class CudnnForms : public ::testing::Test {
  protected:
   void SetUp() override {
     std::string why_none;
-    if (!kEmulated && list_cuda_devices(&why_none).empty()) {
+    if (!emulated() && list_cuda_devices(&why_none).empty()) {
       GTEST_SKIP() << "needs a GPU: " << why_none << "; emulated_cudnn_forms needs none";
     }
     if (!have_driver_library()) {

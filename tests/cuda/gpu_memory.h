@@ -2,11 +2,9 @@
 // memory that it and the host both reach.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <memory>
 
-#include "device/cuda_device.h"
+#include "cuda/managed_memory.h"
 #include "kernels/case_util.h"
 
 namespace ds::testing {
@@ -14,16 +12,8 @@ namespace ds::testing {
 inline void use_memory_of(const std::shared_ptr<CudaDevice>& device) {
   CaseMemory& memory = case_memory();
   memory.kind = DeviceKind::kCuda;
-  memory.take = [device](size_t bytes) {
-    const DeviceScope scope(*device);
-    void* block = nullptr;
-    return cudaMallocManaged(&block, bytes, cudaMemAttachGlobal) == cudaSuccess ? block : nullptr;
-  };
-  memory.give = [device](void* block) {
-    device->default_stream().synchronize();
-    const DeviceScope scope(*device);
-    cudaFree(block);
-  };
+  memory.take = [device](size_t bytes) { return take_managed(*device, bytes); };
+  memory.give = [device](void* block) { give_managed(*device, block); };
   memory.synchronize = [device] { device->default_stream().synchronize(); };
 }
 

@@ -1,10 +1,9 @@
 // One matrix product of a GPU with random operands, against the reference in double precision.
 #pragma once
 
-#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
-#include "device/cuda_device.h"
+#include "cuda/managed_memory.h"
 #include "kernels/case_util.h"
 #include "kernels/matmul/matmul.h"
 
@@ -35,16 +34,9 @@ class GpuMatmul : public ::testing::Test {
 
   // Memory that the GPU and the host reach, from a multiple of 256 bytes on.
   std::shared_ptr<void> memory(int64_t bytes) {
-    const DeviceScope scope(*device_);
-    void* block = nullptr;
-    EXPECT_EQ(
-        cudaMallocManaged(&block, static_cast<size_t>(bytes > 0 ? bytes : 1), cudaMemAttachGlobal),
-        cudaSuccess);
-    return {block, [this](void* at) {
-              device_->default_stream().synchronize();
-              const DeviceScope inner(*device_);
-              cudaFree(at);
-            }};
+    void* const block = take_managed(*device_, static_cast<size_t>(bytes > 0 ? bytes : 1));
+    EXPECT_NE(block, nullptr);
+    return {block, [this](void* at) { give_managed(*device_, at); }};
   }
 
   // rows x columns whose rows are `stride` apart, the first `skew` elements after the alignment.

@@ -4,10 +4,8 @@
 
 #include "comm/nccl/nccl_library.h"
 #include "cuda/nccl/gpu_rank.h"
+#include "cuda/stand_ins.h"
 #include "unit/comm/support.h"
-#ifdef DS_STAND_IN_NCCL
-#include "cuda/emulation/stand_in.h"
-#endif
 
 namespace ds {
 namespace {
@@ -22,11 +20,10 @@ using testing::World;
 class NcclOnGpus : public ::testing::Test {
  protected:
   void SetUp() override {
-#ifdef DS_STAND_IN_NCCL
-    testing::stand_in::reset(2);
-    testing::stand_in::go_on_when_asked();
-    options_.nccl_library = DS_STAND_IN_NCCL;
-#endif
+    if (const auto* const stand_ins = testing::stand_ins_or_null()) {
+      stand_ins->begin(2, int64_t{64} << 20);
+      options_.nccl_library = stand_ins->nccl_library;
+    }
     std::string why_none;
     const auto gpus = list_cuda_devices(&why_none);
     if (gpus.empty()) GTEST_SKIP() << "needs a GPU: " << why_none;

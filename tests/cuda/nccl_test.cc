@@ -1,14 +1,13 @@
 // Groups over NCCL: ranks are threads with a GPU each, NCCL and CUDA are stand-ins.
-#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <sys/resource.h>
 
 #include "comm/logger.h"
 #include "comm/nccl/nccl_backoff.h"
 #include "comm/nccl/nccl_communicator.h"
+#include "cuda/emulation/nccl_on.h"
 #include "cuda/emulation/stand_in.h"
 #include "cuda/nccl/gpu_rank.h"
-#include "cuda/nccl/stand_in_nccl.h"
 #include "unit/base/expect_error.h"
 #include "unit/comm/processes.h"
 #include "unit/comm/support.h"
@@ -28,26 +27,17 @@ using testing::World;
 namespace stand_in = testing::stand_in;
 using testing::Bytes;
 using testing::Gpu;
+using testing::nccl_control;
 
 constexpr DType kAll[] = {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16,
                           DType::kInt8,    DType::kInt16,   DType::kInt32,   DType::kInt64,
                           DType::kUInt8,   DType::kUInt16,  DType::kUInt32,  DType::kUInt64,
                           DType::kBool};
 
-const testing::NcclControl& control() {
-  static const testing::NcclControl& it = []() -> const testing::NcclControl& {
-    void* const library = ::dlopen(DS_STAND_IN_NCCL, RTLD_NOW);
-    if (library == nullptr) throw std::runtime_error(::dlerror());
-    void* const entry = ::dlsym(library, testing::kNcclControl);
-    return *reinterpret_cast<const testing::NcclControl* (*)()>(entry)();
-  }();
-  return it;
-}
-
 CommOptions nccl_options() {
   CommOptions options;
   options.transport = TransportKind::kNccl;
-  options.nccl_library = DS_STAND_IN_NCCL;
+  options.nccl_library = testing::stand_ins().nccl_library;
   options.deadline = 20s;
   options.rendezvous_deadline = 20s;
   return options;
@@ -58,14 +48,14 @@ class Nccl : public ::testing::Test {
   void SetUp() override {
     stand_in::reset(4);
     stand_in::go_on_when_asked();
-    control().reset();
+    nccl_control().reset();
   }
   void TearDown() override {
     EXPECT_EQ(stand_in::live(), stand_in::Live{}) << "something was not given back";
     EXPECT_THAT(stand_in::violations(), ::testing::IsEmpty());
-    EXPECT_STREQ(control().violation(), "");
-    EXPECT_EQ(control().live(), 0) << "communicators of NCCL are left";
-    control().reset();
+    EXPECT_STREQ(nccl_control().violation(), "");
+    EXPECT_EQ(nccl_control().live(), 0) << "communicators of NCCL are left";
+    nccl_control().reset();
     stand_in::reset(2);
     if (HasFailure()) std::cout << "seed " << testing::base_seed() << "\n";
   }
@@ -264,12 +254,12 @@ TEST_F(Nccl, MessagesThatCrossGoOutTogether) {
     }
     EXPECT_EQ(comm.traffic()[static_cast<size_t>(Collective::kSend)].calls, 6);
   }));
-  EXPECT_EQ(control().launches(), 9) << "three of each rank";
+  EXPECT_EQ(nccl_control().launches(), 9) << "three of each rank";
 }
 
 TEST_F(Nccl, WaitOrdersTheStreamAndNotTheHost) {
   const World world = make_local_group(2, nccl_options());
-  control().hold(true);
+  nccl_control().hold(true);
   std::atomic<int> waited{0};
   expect_ok(run(world, [&](Communicator& comm, Gpu& gpu) {
     // The input is still being written when the collective is called.
@@ -283,7 +273,7 @@ TEST_F(Nccl, WaitOrdersTheStreamAndNotTheHost) {
     gpu.device->copy(bytes.data(), tensor.raw(), 4, stream);
     const auto read = stream.record();
     EXPECT_FALSE(read->ready()) << "work after wait() came before the collective";
-    if (++waited == 2) control().hold(false);
+    if (++waited == 2) nccl_control().hold(false);
     stream.synchronize();
     float sum = 0;
     std::memcpy(&sum, bytes.data(), 4);
@@ -309,7 +299,7 @@ TEST_F(Nccl, BlockingCallsAndBarriersWaitForTheGpu) {
 
 TEST_F(Nccl, MemoryIsHeldUntilTheGpuIsDone) {
   const World world = make_local_group(2, nccl_options());
-  control().hold(true);
+  nccl_control().hold(true);
   std::atomic<int> called{0};
   expect_ok(run(world, [&](Communicator& comm, Gpu& gpu) {
     WorkPtr work;
@@ -318,7 +308,7 @@ TEST_F(Nccl, MemoryIsHeldUntilTheGpuIsDone) {
       work = comm.all_reduce(tensor, ReduceOp::kSum);
     }
     EXPECT_GT(gpu.device->account().now(MemoryTag::kCommunication), 0);
-    if (++called == 2) control().hold(false);
+    if (++called == 2) nccl_control().hold(false);
     comm.barrier();
     EXPECT_EQ(gpu.device->account().now(MemoryTag::kCommunication), 0);
   }));
@@ -328,7 +318,7 @@ TEST_F(Nccl, MemoryIsHeldUntilTheGpuIsDone) {
 // serve again while NCCL has not begun.
 TEST_F(Nccl, MemoryFollowsTheDefaultStreamAfterWait) {
   const World world = make_local_group(2, nccl_options());
-  control().hold(true);
+  nccl_control().hold(true);
   std::atomic<int> called{0};
   expect_ok(run(world, [&](Communicator& comm, Gpu& gpu) {
     Bytes sum(400);
@@ -343,7 +333,7 @@ TEST_F(Nccl, MemoryFollowsTheDefaultStreamAfterWait) {
     EXPECT_EQ(gpu.device->account().now(MemoryTag::kCommunication), 0);
     const Tensor next = gpu.floats(std::vector<float>(100, 7));
     const WorkPtr work = comm.all_reduce(next, ReduceOp::kMax);
-    if (++called == 2) control().hold(false);
+    if (++called == 2) nccl_control().hold(false);
     work->wait();
     stream.synchronize();
     const std::vector<float> twos(100, 2);
@@ -362,10 +352,10 @@ TEST_F(Nccl, GroupsSplitFromOneAnotherTakeTurns) {
     comm.all_reduce(one, ReduceOp::kSum, {.blocking = true})->wait();
     part->all_reduce(other, ReduceOp::kSum, {.blocking = true})->wait();
     comm.barrier();
-    control().hold(true);
+    nccl_control().hold(true);
     const WorkPtr first = comm.all_reduce(one, ReduceOp::kSum);
     const WorkPtr second = part->all_reduce(other, ReduceOp::kSum);
-    if (++called == 2) control().hold(false);
+    if (++called == 2) nccl_control().hold(false);
     if (comm.rank() == 0) {  // alone it could go on
       second->wait();
       gpu.device->default_stream().synchronize();
@@ -392,7 +382,7 @@ TEST_F(Nccl, HostMemoryGoesOverTheGroupBelow) {
         comm.shared_tensor(gpu.device, DType::kFloat32, Shape{2}, MemoryTag::kCommunication);
     EXPECT_THAT(gpu.get_floats(on_gpu), ::testing::ElementsAre(0, 0));
   }));
-  EXPECT_EQ(control().launches(), 0);
+  EXPECT_EQ(nccl_control().launches(), 0);
 }
 
 TEST_F(Nccl, WhatDoesNotFitIsRefused) {
@@ -504,7 +494,7 @@ TEST_F(Nccl, CheckedGroupsCompareCallsBefore) {
 
 TEST_F(Nccl, AbortFromAnotherThread) {
   const World world = make_local_group(2, nccl_options());
-  control().hold(true);
+  nccl_control().hold(true);
   std::thread aborter;
   std::atomic<int> called{0};
   const auto outcomes = run(world, [&](Communicator& comm, Gpu& gpu) {
@@ -540,9 +530,9 @@ TEST_F(Nccl, ErrorsInTheBackgroundEndEveryRank) {
     const Tensor tensor = gpu.floats({1});
     comm.all_reduce(tensor, ReduceOp::kSum)->wait();
     comm.barrier();
-    control().hold(true);
+    nccl_control().hold(true);
     const WorkPtr work = comm.all_reduce(tensor, ReduceOp::kSum);
-    if (++called == 3) control().report(1, comm::nccl::kRemoteError);
+    if (++called == 3) nccl_control().report(1, comm::nccl::kRemoteError);
     comm.all_reduce(tensor, ReduceOp::kSum, {.blocking = true})->wait();
   });
   for (const Outcome& outcome : outcomes) {
@@ -555,7 +545,7 @@ TEST_F(Nccl, ErrorsInTheBackgroundEndEveryRank) {
 TEST_F(Nccl, ErrorsOfCallsEndEveryRank) {
   for (const char* const call : {"ncclAllReduce", "ncclGroupEnd", "ncclCommInitRankConfig"}) {
     const World world = make_local_group(2, nccl_options());
-    control().fail_next(call, comm::nccl::kSystemError);
+    nccl_control().fail_next(call, comm::nccl::kSystemError);
     const auto outcomes = run(world, [&](Communicator& comm, Gpu& gpu) {
       const Tensor tensor = gpu.floats({1});
       comm.all_reduce(tensor, ReduceOp::kSum, {.label = "x", .blocking = true})->wait();
@@ -571,7 +561,7 @@ TEST_F(Nccl, ErrorsOfCallsEndEveryRank) {
 TEST_F(Nccl, BeginningHasADeadline) {
   {
     const World world = make_local_group(2, nccl_options());
-    control().hold_begin(true);
+    nccl_control().hold_begin(true);
     const auto outcomes = run(world, [&](Communicator& comm, Gpu& gpu) {
       comm.all_reduce(gpu.floats({1}), ReduceOp::kSum, {.deadline = 300ms})->wait();
     });
@@ -579,11 +569,11 @@ TEST_F(Nccl, BeginningHasADeadline) {
       EXPECT_THAT(outcome.text, AllOf(HasSubstr("was not over within 0.3 s"),
                                       HasSubstr("every rank called operation 1")));
     }
-    control().hold_begin(false);
+    nccl_control().hold_begin(false);
   }
   {
     const World world = make_local_group(2, nccl_options());
-    control().fail_next("ncclGetUniqueId", comm::nccl::kSystemError);
+    nccl_control().fail_next("ncclGetUniqueId", comm::nccl::kSystemError);
     const auto outcomes = run(world, [&](Communicator& comm, Gpu& gpu) {
       comm.all_reduce(gpu.floats({1}), ReduceOp::kSum)->wait();
     });
@@ -636,7 +626,7 @@ TEST_F(Nccl, LeavingWithWorkInFlightIsTold) {
     comm.all_reduce(tensor, ReduceOp::kSum, {.blocking = true})->wait();
     comm.barrier();
     if (comm.rank() == 0) {
-      control().hold(true);
+      nccl_control().hold(true);
       const WorkPtr work = comm.all_reduce(tensor, ReduceOp::kSum);
       world[0].reset();
       expect_error(Code::kComm, {"rank 0 destroyed its communicator"}, [&] { work->wait(); });
@@ -778,7 +768,7 @@ TEST_F(Nccl, LibrariesThatWillNotDo) {
   refused("", {DS_OLD_NCCL, "2.12.12"});
   ::unsetenv("DS_NCCL_LIBRARY");
   stand_in::reset(0);
-  refused(DS_STAND_IN_NCCL, {"transport \"nccl\" needs a GPU", "shows no GPU"});
+  refused(testing::stand_ins().nccl_library, {"transport \"nccl\" needs a GPU", "shows no GPU"});
 }
 
 TEST_F(Nccl, RanksWithoutNcclAreNamed) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "cuda/emulation/cublaslt_on.h"
+#include "cuda/emulation/stand_in.h"
 #include "cuda/log_lines.h"
 #include "cuda/zero_world.h"
 #include "kernels/matmul/product_choices.h"

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "comm/factory.h"
-#include "cuda/model_world.h"
+#include "cuda/offload_world.h"
 #include "device/open_device.h"
 #include "models/adapters.h"
 #include "models/lora.h"
@@ -21,20 +21,6 @@ using ::testing::HasSubstr;
 using GpuState = GpuModel;
 
 Json plain_config() { return with(base_config(), {{"gradient_accumulation_steps", 1}}); }
-
-// Gives every parameter the gradient that `random` makes, and steps.
-StepReport step_with_random_gradients(Engine& engine, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  const nn::ParameterSet& parameters = engine.model()->parameters();
-  std::vector<Tensor> gradients;
-  std::vector<const Tensor*> pointers;
-  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
-    gradients.push_back(random_tensor(random, parameters[id].shape));
-  }
-  for (const Tensor& gradient : gradients) pointers.push_back(&gradient);
-  engine.gradients().add({}, pointers);
-  return engine.step();
-}
 
 TEST_F(GpuState, MovingKeepsEveryBit) {
   const auto model = models::Model::create(model_config(), 5);

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "attached_state.h"
+#include "cuda/emulation/nccl_on.h"
 #include "cuda/zero_world.h"
 #include "unit/comm/support.h"
 
@@ -73,7 +74,8 @@ TEST_F(GpuZeroFailures, CallsOfNcclThatFailEndEveryRank) {
                           Case{2, "ncclAllGather"}, Case{3, "ncclAllGather"}}) {
     SCOPED_TRACE(str_cat("stage ", one.stage, ", ", one.call));
     const auto outcomes = train_until_failure(one.stage, [&](Engine&, int rank, int step) {
-      if (rank == 2 && step == 1) control().fail_next(one.call, comm::nccl::kSystemError);
+      if (rank == 2 && step == 1)
+        testing::nccl_control().fail_next(one.call, comm::nccl::kSystemError);
     });
     for (const Outcome& outcome : outcomes) {
       EXPECT_EQ(outcome.code, Code::kComm);
@@ -92,7 +94,8 @@ TEST_F(GpuZeroFailures, TheGroupThatFailedIsNamed) {
     const Json zero = {{"mics_shard_size", 2}, {"mics_hierarchical_params_gather", false}};
     const auto outcomes = train_until_failure(
         Job{4, zero_config(3, fine(zero)), 0, tiny_model()}, [&](Engine&, int rank, int step) {
-          if (rank == 2 && step == 1) control().fail_next(one.call, comm::nccl::kSystemError);
+          if (rank == 2 && step == 1)
+            testing::nccl_control().fail_next(one.call, comm::nccl::kSystemError);
         });
     int named = 0;
     for (const Outcome& outcome : outcomes) {
@@ -107,7 +110,7 @@ TEST_F(GpuZeroFailures, TheGroupThatFailedIsNamed) {
 TEST_F(GpuZeroFailures, ErrorsInTheBackgroundEndEveryRank) {
   for (const int stage : {2, 3}) {
     const auto outcomes = train_until_failure(stage, [](Engine&, int rank, int step) {
-      if (rank == 0 && step == 1) control().report(1, comm::nccl::kRemoteError);
+      if (rank == 0 && step == 1) testing::nccl_control().report(1, comm::nccl::kRemoteError);
     });
     for (const Outcome& outcome : outcomes) {
       EXPECT_EQ(outcome.code, Code::kComm);
@@ -162,13 +165,13 @@ TEST_F(GpuZeroFailures, BackwardDoesNotWaitForNccl) {
       engine.model()->device()->default_stream().synchronize();
       const Tensor ids = ids_tensor({1, 2, 3, 4, 5, 6, 7, 8}, 1);
       const Tensor loss = engine.forward({ids, ids, {}, {}, {}});
-      if (++forward == 2) control().hold(true);
+      if (++forward == 2) testing::nccl_control().hold(true);
       while (forward < 2 && comm.state() == Communicator::State::kActive) {
         std::this_thread::sleep_for(1ms);
       }
       // One of the two may be a little early: it only queues what the other has not held yet.
       engine.backward(loss);
-      if (++backward == 2) control().hold(false);
+      if (++backward == 2) testing::nccl_control().hold(false);
       EXPECT_TRUE(engine.step().applied);
     });
   }

@@ -3,6 +3,7 @@
 // are stand-ins.
 #include <gmock/gmock.h>
 
+#include "cuda/emulation/stand_in.h"
 #include "cuda/zero_world.h"
 #include "unit/comm/support.h"
 

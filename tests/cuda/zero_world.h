@@ -4,15 +4,10 @@
 
 #include "comm/nccl/nccl_library.h"
 #include "cuda/model_world.h"
+#include "cuda/stand_ins.h"
 #include "models/adapters.h"
 #include "models/lora.h"
 #include "unit/zero/zero_world.h"
-#ifdef DS_STAND_IN_NCCL
-#include <dlfcn.h>
-
-#include "cuda/emulation/stand_in.h"
-#include "cuda/nccl/stand_in_nccl.h"
-#endif
 
 namespace ds::gpu_zero {
 
@@ -21,41 +16,25 @@ using zero_test::run_ranks;
 using zero_test::zero_config;
 using namespace gpu_test;  // NOLINT: small models and data
 
-#ifdef DS_STAND_IN_NCCL
-// Its sums are those of the CPU: in order of ranks, in fp32, rounded once.
-constexpr bool kSumsInOrder = true;
-
-inline const testing::NcclControl& control() {
-  static const testing::NcclControl& it = []() -> const testing::NcclControl& {
-    void* const library = ::dlopen(DS_STAND_IN_NCCL, RTLD_NOW);
-    if (library == nullptr) throw std::runtime_error(::dlerror());
-    void* const entry = ::dlsym(library, testing::kNcclControl);
-    return *reinterpret_cast<const testing::NcclControl* (*)()>(entry)();
-  }();
-  return it;
-}
-#else
-constexpr bool kSumsInOrder = false;
-#endif
+// Sums of NCCL's stand-in are those of the CPU: in order of ranks, in fp32, rounded once.
+inline const bool kSumsInOrder = testing::stand_ins_or_null() != nullptr;
 
 inline CommOptions nccl_options() {
   CommOptions options;
   options.transport = TransportKind::kNccl;
   options.deadline = std::chrono::seconds(60);
-#ifdef DS_STAND_IN_NCCL
-  options.nccl_library = DS_STAND_IN_NCCL;
-#endif
+  if (const auto* const stand_ins = testing::stand_ins_or_null()) {
+    options.nccl_library = stand_ins->nccl_library;
+  }
   return options;
 }
 
 class GpuZero : public ::testing::Test {
  protected:
   void SetUp() override {
-#ifdef DS_STAND_IN_NCCL
-    testing::stand_in::reset(4, int64_t{256} << 20);
-    testing::stand_in::go_on_when_asked();
-    control().reset();
-#endif
+    if (const auto* const stand_ins = testing::stand_ins_or_null()) {
+      stand_ins->begin(4, int64_t{256} << 20);
+    }
     std::string why_none;
     gpus_ = static_cast<int>(list_cuda_devices(&why_none).size());
     if (gpus_ < least_gpus()) {
@@ -69,12 +48,9 @@ class GpuZero : public ::testing::Test {
     }
   }
   void TearDown() override {
-#ifdef DS_STAND_IN_NCCL
-    EXPECT_EQ(testing::stand_in::live(), testing::stand_in::Live{}) << "something is left";
-    EXPECT_THAT(testing::stand_in::violations(), ::testing::IsEmpty());
-    EXPECT_STREQ(control().violation(), "");
-    EXPECT_EQ(control().live(), 0) << "communicators of NCCL are left";
-#endif
+    if (const auto* const stand_ins = testing::stand_ins_or_null()) {
+      stand_ins->expect_nothing_left();
+    }
   }
 
   virtual int least_gpus() const { return 2; }

@@ -41,8 +41,8 @@ OWN = {
     "src/config": ["unit_config"],
     "src/checkpoint": ["unit_checkpoint", "unit_checkpoint_races", "prop_durability"],
     "src/zero": ["unit_zero", "unit_zero_groups", "unit_zero_stored",
-                 "unit_zero_experts", "unit_zero_distillation", "emulated_offload",
-                 "emulated_graph", "emulated_zero"],
+                 "unit_zero_experts", "unit_zero_distillation",
+                 "emulated_training", "emulated_zero"],
 }
 OTHERS = ["prop_checkpoints", "unit_engine", "unit_engine_plan", "capi_abi", "prop_training", "properties_zero"]
 # Tests that run one after another until together they take so long, those of a program in one process.

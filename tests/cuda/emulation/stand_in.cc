@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cuda/emulation/stand_in_world.h"
+#include "full_run.h"
 
 namespace ds::testing::stand_in {
 
@@ -630,3 +631,5 @@ bool has_context(int gpu) { return world().created[gpu]; }
 int current_gpu_calls(int gpu) { return world().calls[gpu]; }
 
 }  // namespace ds::testing::stand_in
+
+void ds::testing::gpus_are_emulated() {}
