@@ -9,7 +9,7 @@ foreach(target IN LISTS targets)
   get_target_property(sources ${target} SOURCES)
   get_target_property(definitions ${target} COMPILE_DEFINITIONS)
   if("$<TARGET_OBJECTS:ds_gpu_rows>" IN_LIST sources)
-    continue()  # a family of the operator table; all of them come below
+    continue()  # the operator table comes below
   endif()
   foreach(source IN LISTS sources)
     if(source IN_LIST DS_GPU_ALL_SOURCES)

@@ -1,60 +1,110 @@
-// The families whose objects a program links (op_cases.cmake): functions of the others are null
-// here, so that this source is compiled once for all programs. Symbols that may be null must be of
-// default visibility: only those are read from a table.
 #include "kernels/all_cases.h"
+
+#include <algorithm>
+#include <iterator>
+#include <sstream>
+#include <string>
+
+#include "kernels/case_families.h"
 
 namespace ds::testing {
 
-[[gnu::weak, gnu::visibility("default")]] std::vector<OpCase> linear_cases();
-[[gnu::weak, gnu::visibility("default")]] std::vector<OpCase> activation_cases();
-[[gnu::weak, gnu::visibility("default")]] std::vector<OpCase> gated_cases();
-[[gnu::weak, gnu::visibility("default")]] std::vector<OpCase> loss_cases();
-[[gnu::weak, gnu::visibility("default")]] std::vector<OpCase> norm_cases();
-[[gnu::weak, gnu::visibility("default")]] std::vector<OpCase> rms_norm_cases();
-[[gnu::weak, gnu::visibility("default")]] std::vector<OpCase> embedding_cases();
-[[gnu::weak, gnu::visibility("default")]] std::vector<OpCase> rotary_cases();
-[[gnu::weak, gnu::visibility("default")]] std::vector<OpCase> dropout_cases();
-[[gnu::weak, gnu::visibility("default")]] std::vector<OpCase> elementwise_cases();
-[[gnu::weak, gnu::visibility("default")]] std::vector<OpCase> reduce_cases();
-[[gnu::weak, gnu::visibility("default")]] std::vector<OpCase> optimizer_cases();
-[[gnu::weak, gnu::visibility("default")]] std::vector<OpCase> attention_cases();
-[[gnu::weak, gnu::visibility("default")]] std::vector<OpCase> gemv_cases();
-[[gnu::weak, gnu::visibility("default")]] std::vector<OpCase> quantize_cases();
-[[gnu::weak, gnu::visibility("default")]] std::vector<OpCase> fp8_cases();
-[[gnu::weak, gnu::visibility("default")]] std::vector<OpCase> softmax_cases();
-[[gnu::weak, gnu::visibility("default")]] std::vector<OpCase> transform_cases();
-[[gnu::weak, gnu::visibility("default")]] std::vector<OpCase> moe_cases();
-[[gnu::weak, gnu::visibility("default")]] std::vector<OpCase> latent_cases();
-[[gnu::weak, gnu::visibility("default")]] std::vector<OpCase> distillation_cases();
+// Of cases_<family>.cc. Sources of several families are one translation unit, so each has a
+// namespace.
+namespace linear_rows {
+std::vector<OpCase> cases();
+}
+namespace activation_rows {
+std::vector<OpCase> cases();
+}
+namespace gated_rows {
+std::vector<OpCase> cases();
+}
+namespace loss_rows {
+std::vector<OpCase> cases();
+}
+namespace norm_rows {
+std::vector<OpCase> cases();
+}
+namespace rms_norm_rows {
+std::vector<OpCase> cases();
+}
+namespace embedding_rows {
+std::vector<OpCase> cases();
+}
+namespace rotary_rows {
+std::vector<OpCase> cases();
+}
+namespace dropout_rows {
+std::vector<OpCase> cases();
+}
+namespace elementwise_rows {
+std::vector<OpCase> cases();
+}
+namespace reduce_rows {
+std::vector<OpCase> cases();
+}
+namespace optimizer_rows {
+std::vector<OpCase> cases();
+}
+namespace attention_rows {
+std::vector<OpCase> cases();
+}
+namespace gemv_rows {
+std::vector<OpCase> cases();
+}
+namespace quantize_rows {
+std::vector<OpCase> cases();
+}
+namespace fp8_rows {
+std::vector<OpCase> cases();
+}
+namespace softmax_rows {
+std::vector<OpCase> cases();
+}
+namespace transform_rows {
+std::vector<OpCase> cases();
+}
+namespace moe_rows {
+std::vector<OpCase> cases();
+}
+namespace latent_rows {
+std::vector<OpCase> cases();
+}
+namespace distillation_rows {
+std::vector<OpCase> cases();
+}
 
 std::vector<CaseFamily> all_case_families() {
-  std::vector<CaseFamily> linked;
+  std::vector<CaseFamily> chosen;
+  std::istringstream names(kCaseFamilies);
+  const std::vector<std::string> asked{std::istream_iterator<std::string>(names), {}};
   for (const CaseFamily& family : {
-           CaseFamily{"linear", linear_cases},
-           CaseFamily{"activation", activation_cases},
-           CaseFamily{"gated", gated_cases},
-           CaseFamily{"loss", loss_cases},
-           CaseFamily{"norm", norm_cases},
-           CaseFamily{"rms_norm", rms_norm_cases},
-           CaseFamily{"embedding", embedding_cases},
-           CaseFamily{"rotary", rotary_cases},
-           CaseFamily{"dropout", dropout_cases},
-           CaseFamily{"elementwise", elementwise_cases},
-           CaseFamily{"reduce", reduce_cases},
-           CaseFamily{"optimizer", optimizer_cases},
-           CaseFamily{"attention", attention_cases},
-           CaseFamily{"gemv", gemv_cases},
-           CaseFamily{"quantize", quantize_cases},
-           CaseFamily{"fp8", fp8_cases},
-           CaseFamily{"softmax", softmax_cases},
-           CaseFamily{"transform", transform_cases},
-           CaseFamily{"moe", moe_cases},
-           CaseFamily{"latent", latent_cases},
-           CaseFamily{"distillation", distillation_cases},
+           CaseFamily{"linear", linear_rows::cases},
+           CaseFamily{"activation", activation_rows::cases},
+           CaseFamily{"gated", gated_rows::cases},
+           CaseFamily{"loss", loss_rows::cases},
+           CaseFamily{"norm", norm_rows::cases},
+           CaseFamily{"rms_norm", rms_norm_rows::cases},
+           CaseFamily{"embedding", embedding_rows::cases},
+           CaseFamily{"rotary", rotary_rows::cases},
+           CaseFamily{"dropout", dropout_rows::cases},
+           CaseFamily{"elementwise", elementwise_rows::cases},
+           CaseFamily{"reduce", reduce_rows::cases},
+           CaseFamily{"optimizer", optimizer_rows::cases},
+           CaseFamily{"attention", attention_rows::cases},
+           CaseFamily{"gemv", gemv_rows::cases},
+           CaseFamily{"quantize", quantize_rows::cases},
+           CaseFamily{"fp8", fp8_rows::cases},
+           CaseFamily{"softmax", softmax_rows::cases},
+           CaseFamily{"transform", transform_rows::cases},
+           CaseFamily{"moe", moe_rows::cases},
+           CaseFamily{"latent", latent_rows::cases},
+           CaseFamily{"distillation", distillation_rows::cases},
        }) {
-    if (family.cases != nullptr) linked.push_back(family);
+    if (std::ranges::find(asked, family.name) != asked.end()) chosen.push_back(family);
   }
-  return linked;
+  return chosen;
 }
 
 }  // namespace ds::testing

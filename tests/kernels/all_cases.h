@@ -1,5 +1,4 @@
-// The families of operator cases that are linked into a program: a test program links one, the
-// benchmark all of them.
+// The families of operator cases that a program has (case_families.h).
 #pragma once
 
 #include <vector>

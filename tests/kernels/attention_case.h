@@ -182,6 +182,23 @@ inline Inputs make_inputs(const Spec& s, uint64_t seed) {
   return x;
 }
 
+inline Tolerance tolerance_of(const Inputs& x, double score) {
+  const double rows = static_cast<double>(std::max(x.spec.queries, x.spec.keys));
+  const double fp32 =
+      0x1p-24 * (8 + 3 * std::sqrt(static_cast<double>(x.spec.head_dim)) * std::max(1.0, score) +
+                 std::sqrt(rows));
+  // An absolute floor of one part in 2^60: sums whose terms all underflow in fp32.
+  return {fp32 + 2.5 * storage_roundoff(x.spec.dtype), 0x1p-60};
+}
+
+// What a weight or its gradient counts at least where GPUs round them to fp16, whose numbers below
+// 2^-14 are 2^-24 apart: then half of that is within the tolerance.
+inline double least_weight(const Inputs& x) {
+  const bool rounded =
+      x.spec.dtype == DType::kFloat16 && x.in.q.storage()->device_kind() == DeviceKind::kCuda;
+  return rounded ? 0x1p-25 / tolerance_of(x, 1).relative : 0;
+}
+
 // Sums of the magnitudes of the terms of every output.
 struct Magnitudes {
   double score = 0;  // S of the opening comment
@@ -198,6 +215,7 @@ inline Magnitudes magnitudes(const Inputs& x) {
   };
   const std::vector<double> all_q = without_signs(x.q), all_k = without_signs(x.k);
   const std::vector<double> all_v = without_signs(x.v), all_dout = without_signs(x.weights);
+  const double least = least_weight(x);
   Magnitudes m;
   m.out.assign(x.weights.size(), 0);
   m.dq.assign(x.q.size(), 0);
@@ -229,7 +247,7 @@ inline Magnitudes magnitudes(const Inputs& x) {
       const size_t n = static_cast<size_t>(j);
       const double* const v = all_v.data() + value(j);
       row[n] /= sum;
-      const double weight = row[n] / (1 - p.dropout);
+      const double weight = (row[n] + least) / (1 - p.dropout);
       reference_add(m.out.data() + flat * size_v, weight, v, size_v);
       reference_add(m.dv.data() + value(j), weight, dout, size_v);
       drow[n] = reference_dot(dout, v, size_v) / (1 - p.dropout);
@@ -238,21 +256,12 @@ inline Magnitudes magnitudes(const Inputs& x) {
     for (int64_t j = 0; j < p.keys; ++j) {
       if (!seen(j)) continue;
       const size_t n = static_cast<size_t>(j);
-      const double size = p.scale * row[n] * (drow[n] + weighted);
+      const double size = p.scale * (row[n] * (drow[n] + weighted) + least);
       reference_add(m.dq.data() + flat * dim, size, all_k.data() + key(j), dim);
       reference_add(m.dk.data() + key(j), size, q, dim);
     }
   }
   return m;
-}
-
-inline Tolerance tolerance_of(const Inputs& x, double score) {
-  const double rows = static_cast<double>(std::max(x.spec.queries, x.spec.keys));
-  const double fp32 =
-      0x1p-24 * (8 + 3 * std::sqrt(static_cast<double>(x.spec.head_dim)) * std::max(1.0, score) +
-                 std::sqrt(rows));
-  // An absolute floor of one part in 2^60: sums whose terms all underflow in fp32.
-  return {fp32 + 2.5 * storage_roundoff(x.spec.dtype), 0x1p-60};
 }
 
 inline Tolerance key_tolerance_of(const Inputs& x, Tolerance tolerance) {

@@ -3,7 +3,7 @@
 #include "kernels/case_util.h"
 #include "ops/activation.h"
 
-namespace ds::testing {
+namespace ds::testing::activation_rows {
 namespace {
 
 struct Setting {
@@ -163,7 +163,7 @@ OpCase timed(const Setting& s, bool backward) {
 
 }  // namespace
 
-std::vector<OpCase> activation_cases() {
+std::vector<OpCase> cases() {
   std::vector<OpCase> rows;
   for (const DType dtype : kFloatTypes) {
     for (const ops::Gelu kind : {ops::Gelu::kTanh, ops::Gelu::kErf}) {
@@ -192,4 +192,4 @@ std::vector<OpCase> activation_cases() {
   return rows;
 }
 
-}  // namespace ds::testing
+}  // namespace ds::testing::activation_rows

@@ -4,7 +4,7 @@
 #include "device/cuda_device.h"
 #include "kernels/attention_case.h"
 
-namespace ds::testing {
+namespace ds::testing::attention_rows {
 namespace {
 
 // A NaN in one query reaches that row of the output and of dq, all of dk and dv that it sees, and
@@ -387,7 +387,7 @@ std::vector<OpCase> bench_rows(const Spec& spec) {
 
 }  // namespace
 
-std::vector<OpCase> attention_cases() {
+std::vector<OpCase> cases() {
   constexpr DType kF = DType::kFloat32, kB = DType::kBFloat16, kH = DType::kFloat16;
   // note, dtype, batch, heads, kv heads, queries, keys, head size, causal, mask, dropout, packed,
   // first batch, deviation, window, segments
@@ -552,4 +552,4 @@ std::vector<OpCase> attention_cases() {
   return rows;
 }
 
-}  // namespace ds::testing
+}  // namespace ds::testing::attention_rows

@@ -4,7 +4,7 @@
 #include "ops/cross_entropy.h"
 #include "ops/distillation.h"
 
-namespace ds::testing {
+namespace ds::testing::distillation_rows {
 namespace {
 
 struct Setting {
@@ -280,10 +280,10 @@ void add_distillation(std::vector<OpCase>& rows, DType dtype) {
 
 }  // namespace
 
-std::vector<OpCase> distillation_cases() {
+std::vector<OpCase> cases() {
   std::vector<OpCase> rows;
   for (const DType dtype : kFloatTypes) add_distillation(rows, dtype);
   return rows;
 }
 
-}  // namespace ds::testing
+}  // namespace ds::testing::distillation_rows

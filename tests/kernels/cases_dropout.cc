@@ -5,7 +5,7 @@
 #include "kernels/dropout/dropout.h"
 #include "ops/dropout.h"
 
-namespace ds::testing {
+namespace ds::testing::dropout_rows {
 namespace {
 
 namespace ref = kernels::reference;
@@ -115,7 +115,7 @@ OpCase bench(DType dtype, int64_t rows, bool with_residual) {
 
 }  // namespace
 
-std::vector<OpCase> dropout_cases() {
+std::vector<OpCase> cases() {
   std::vector<OpCase> rows;
   for (const DType dtype : kFloatTypes) {
     for (const int64_t n : {0, 1, 5, 64, 1000}) rows.push_back(mask_case(dtype, 1, n, 0.25));
@@ -138,4 +138,4 @@ std::vector<OpCase> dropout_cases() {
   return rows;
 }
 
-}  // namespace ds::testing
+}  // namespace ds::testing::dropout_rows

@@ -4,7 +4,7 @@
 #include "ops/elementwise.h"
 #include "ops/split_master.h"
 
-namespace ds::testing {
+namespace ds::testing::elementwise_rows {
 namespace {
 
 namespace ref = kernels::reference;
@@ -271,7 +271,7 @@ OpCase bench(const std::string& name, DType x_type, DType y_type, int64_t stream
 
 }  // namespace
 
-std::vector<OpCase> elementwise_cases() {
+std::vector<OpCase> cases() {
   std::vector<OpCase> rows;
   constexpr DType kFp32 = DType::kFloat32, kBf16 = DType::kBFloat16, kFp16 = DType::kFloat16;
   rows.push_back(every_pattern(kBf16));
@@ -308,4 +308,4 @@ std::vector<OpCase> elementwise_cases() {
   return rows;
 }
 
-}  // namespace ds::testing
+}  // namespace ds::testing::elementwise_rows

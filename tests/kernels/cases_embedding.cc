@@ -5,7 +5,7 @@
 #include "kernels/embedding/embedding.h"
 #include "ops/embedding.h"
 
-namespace ds::testing {
+namespace ds::testing::embedding_rows {
 namespace {
 
 namespace ref = kernels::reference;
@@ -130,7 +130,7 @@ std::vector<OpCase> bench_cases(DType dtype) {
 
 }  // namespace
 
-std::vector<OpCase> embedding_cases() {
+std::vector<OpCase> cases() {
   std::vector<OpCase> rows;
   for (const DType dtype : kFloatTypes) {
     rows.push_back(look_up(dtype, 0, 3, 4));
@@ -145,4 +145,4 @@ std::vector<OpCase> embedding_cases() {
   return rows;
 }
 
-}  // namespace ds::testing
+}  // namespace ds::testing::embedding_rows

@@ -5,7 +5,7 @@
 #include "kernels/case_util.h"
 #include "ops/fp8.h"
 
-namespace ds::testing {
+namespace ds::testing::fp8_rows {
 namespace {
 
 using ops::Fp8Format;
@@ -417,7 +417,7 @@ OpCase timed_cast(int64_t rows, int64_t columns) {
 
 }  // namespace
 
-std::vector<OpCase> fp8_cases() {
+std::vector<OpCase> cases() {
   std::vector<OpCase> rows;
   for (const Fp8Format format : kFormats) {
     for (const Sizes& s : {Sizes{1, 1}, Sizes{0, 7}, Sizes{3, 5}, Sizes{16, 64}, Sizes{64, 16, 32},
@@ -451,4 +451,4 @@ std::vector<OpCase> fp8_cases() {
   return rows;
 }
 
-}  // namespace ds::testing
+}  // namespace ds::testing::fp8_rows

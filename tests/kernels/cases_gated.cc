@@ -5,7 +5,7 @@
 #include "kernels/case_util.h"
 #include "ops/activation.h"
 
-namespace ds::testing {
+namespace ds::testing::gated_rows {
 namespace {
 
 namespace ref = kernels::reference;
@@ -259,7 +259,7 @@ CaseResult check_refusals(const OpContext& ctx, uint64_t) {
 
 }  // namespace
 
-std::vector<OpCase> gated_cases() {
+std::vector<OpCase> cases() {
   std::vector<OpCase> rows;
   for (const Kind& kind : kKinds) {
     for (const DType dtype : kFloatTypes) {
@@ -305,4 +305,4 @@ std::vector<OpCase> gated_cases() {
   return rows;
 }
 
-}  // namespace ds::testing
+}  // namespace ds::testing::gated_rows

@@ -3,7 +3,7 @@
 #include "kernels/gemv/gemv.h"
 #include "ops/gemv.h"
 
-namespace ds::testing {
+namespace ds::testing::gemv_rows {
 namespace {
 
 struct Sizes {
@@ -69,7 +69,7 @@ OpCase timed(DType dtype, const Sizes& s) {
 
 }  // namespace
 
-std::vector<OpCase> gemv_cases() {
+std::vector<OpCase> cases() {
   std::vector<OpCase> rows;
   for (const DType dtype : kFloatTypes) {
     for (const Sizes& s :
@@ -89,4 +89,4 @@ std::vector<OpCase> gemv_cases() {
   return rows;
 }
 
-}  // namespace ds::testing
+}  // namespace ds::testing::gemv_rows

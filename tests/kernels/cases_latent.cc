@@ -6,7 +6,7 @@
 #include "kernels/matmul/matmul.h"
 #include "ops/latent.h"
 
-namespace ds::testing {
+namespace ds::testing::latent_rows {
 namespace {
 
 // Another size of values in one of the other rows' specifications.
@@ -217,7 +217,7 @@ void add_attention_rows(std::vector<OpCase>& rows) {
 
 }  // namespace
 
-std::vector<OpCase> latent_cases() {
+std::vector<OpCase> cases() {
   std::vector<OpCase> rows;
   add_attention_rows(rows);
   for (const DType dtype : kFloatTypes) {
@@ -243,4 +243,4 @@ std::vector<OpCase> latent_cases() {
   return rows;
 }
 
-}  // namespace ds::testing
+}  // namespace ds::testing::latent_rows

@@ -4,7 +4,7 @@
 #include "kernels/matmul/matmul.h"
 #include "ops/linear.h"
 
-namespace ds::testing {
+namespace ds::testing::linear_rows {
 namespace {
 
 struct Sizes {
@@ -235,7 +235,7 @@ OpCase timed(Kind kind, DType dtype, const Sizes& s) {
 
 }  // namespace
 
-std::vector<OpCase> linear_cases() {
+std::vector<OpCase> cases() {
   std::vector<OpCase> rows;
   for (const DType dtype : kFloatTypes) {
     for (const Sizes& s : {Sizes{1, 1, 1}, Sizes{0, 5, 3}, Sizes{3, 5, 0}, Sizes{4, 0, 3},
@@ -267,4 +267,4 @@ std::vector<OpCase> linear_cases() {
   return rows;
 }
 
-}  // namespace ds::testing
+}  // namespace ds::testing::linear_rows

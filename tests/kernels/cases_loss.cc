@@ -3,7 +3,7 @@
 #include "kernels/loss/cross_entropy.h"
 #include "ops/cross_entropy.h"
 
-namespace ds::testing {
+namespace ds::testing::loss_rows {
 namespace {
 
 struct Setting {
@@ -202,7 +202,7 @@ OpCase timed(const Setting& s, Pass pass) {
 }
 }  // namespace
 
-std::vector<OpCase> loss_cases() {
+std::vector<OpCase> cases() {
   std::vector<OpCase> rows;
   for (const DType dtype : kFloatTypes) {
     // Where the row that a GPU keeps fills the shared memory which blocks have without asking, but
@@ -244,4 +244,4 @@ std::vector<OpCase> loss_cases() {
   return rows;
 }
 
-}  // namespace ds::testing
+}  // namespace ds::testing::loss_rows

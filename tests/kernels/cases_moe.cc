@@ -5,7 +5,7 @@
 #include "ops/gate.h"
 #include "ops/routes.h"
 
-namespace ds::testing {
+namespace ds::testing::moe_rows {
 namespace {
 
 namespace ref = kernels::reference;
@@ -369,7 +369,7 @@ OpCase timed_rows(DType dtype) {
 
 }  // namespace
 
-std::vector<OpCase> moe_cases() {
+std::vector<OpCase> cases() {
   constexpr float kTiny = 0x1p-23f;
   const auto rule = [](int64_t choices, bool normalise, GateScores scores = GateScores::kSoftmax) {
     GateRule r;
@@ -424,4 +424,4 @@ std::vector<OpCase> moe_cases() {
   return rows;
 }
 
-}  // namespace ds::testing
+}  // namespace ds::testing::moe_rows

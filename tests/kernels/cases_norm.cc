@@ -6,7 +6,7 @@
 #include "kernels/norm_rows.h"
 #include "ops/norm.h"
 
-namespace ds::testing {
+namespace ds::testing::norm_rows {
 namespace {
 
 namespace ref = kernels::reference;
@@ -307,7 +307,7 @@ std::vector<OpCase> bench_cases(DType dtype, int64_t rows, int64_t cols) {
 
 }  // namespace
 
-std::vector<OpCase> norm_cases() {
+std::vector<OpCase> cases() {
   std::vector<OpCase> rows;
   for (const DType dtype : kFloatTypes) {
     add_norm_rows(dtype, norm_case, nan_case, rows);
@@ -318,4 +318,4 @@ std::vector<OpCase> norm_cases() {
   return rows;
 }
 
-}  // namespace ds::testing
+}  // namespace ds::testing::norm_rows

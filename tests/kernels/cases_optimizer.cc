@@ -10,7 +10,7 @@
 #include "ops/reduce.h"
 #include "tensor/transfer.h"
 
-namespace ds::testing {
+namespace ds::testing::optimizer_rows {
 namespace {
 
 using kernels::UpdateHyper;
@@ -574,7 +574,7 @@ void add_benches(std::vector<OpCase>& rows) {
 
 }  // namespace
 
-std::vector<OpCase> optimizer_cases() {
+std::vector<OpCase> cases() {
   std::vector<OpCase> rows;
   for (const Variant& variant : variants()) {
     for (const int64_t n : {1, 17, 1003}) rows.push_back(steps_case(variant, n, 100));
@@ -590,4 +590,4 @@ std::vector<OpCase> optimizer_cases() {
   return rows;
 }
 
-}  // namespace ds::testing
+}  // namespace ds::testing::optimizer_rows

@@ -7,7 +7,7 @@
 #include "ops/quantized_linear.h"
 #include "tensor/transfer.h"
 
-namespace ds::testing {
+namespace ds::testing::quantize_rows {
 namespace {
 
 struct Sizes {
@@ -153,7 +153,7 @@ OpCase timed(DType dtype, const ops::QuantizeOptions& o, const Sizes& s) {
 
 }  // namespace
 
-std::vector<OpCase> quantize_cases() {
+std::vector<OpCase> cases() {
   const std::vector<ops::QuantizeOptions> forms{
       {8, 0, true},       {8, 32, true},       {8, 40, true},       {4, 0, true},
       {4, 64, true},      {4, 24, true},       {4, 32, false},      {4, 0, false},
@@ -191,4 +191,4 @@ std::vector<OpCase> quantize_cases() {
   return rows;
 }
 
-}  // namespace ds::testing
+}  // namespace ds::testing::quantize_rows

@@ -6,7 +6,7 @@
 #include "kernels/reduce/reduce.h"
 #include "ops/reduce.h"
 
-namespace ds::testing {
+namespace ds::testing::reduce_rows {
 namespace {
 
 namespace ref = kernels::reference;
@@ -139,7 +139,7 @@ OpCase bench(const std::string& name, DType dtype, const Shape& shape,
 
 }  // namespace
 
-std::vector<OpCase> reduce_cases() {
+std::vector<OpCase> cases() {
   std::vector<OpCase> rows;
   const int64_t grain = kernels::kReduceGrain;
   for (const DType dtype : kFloatTypes) {
@@ -176,4 +176,4 @@ std::vector<OpCase> reduce_cases() {
   return rows;
 }
 
-}  // namespace ds::testing
+}  // namespace ds::testing::reduce_rows

@@ -6,7 +6,7 @@
 #include "kernels/norm_rows.h"
 #include "ops/norm.h"
 
-namespace ds::testing {
+namespace ds::testing::rms_norm_rows {
 namespace {
 
 namespace ref = kernels::reference;
@@ -255,7 +255,7 @@ std::vector<OpCase> bench_cases(DType dtype, int64_t rows, int64_t cols) {
 
 }  // namespace
 
-std::vector<OpCase> rms_norm_cases() {
+std::vector<OpCase> cases() {
   std::vector<OpCase> rows;
   for (const DType dtype : kFloatTypes) {
     add_norm_rows(dtype, norm_case, nan_case, rows);
@@ -264,4 +264,4 @@ std::vector<OpCase> rms_norm_cases() {
   return rows;
 }
 
-}  // namespace ds::testing
+}  // namespace ds::testing::rms_norm_rows

@@ -6,7 +6,7 @@
 #include "kernels/rotary/rotary.h"
 #include "ops/rotary.h"
 
-namespace ds::testing {
+namespace ds::testing::rotary_rows {
 namespace {
 
 namespace ref = kernels::reference;
@@ -359,7 +359,7 @@ CaseResult check_refusals(const OpContext& ctx, uint64_t) {
 
 }  // namespace
 
-std::vector<OpCase> rotary_cases() {
+std::vector<OpCase> cases() {
   std::vector<OpCase> rows;
   for (const DType dtype : kFloatTypes) {
     for (const bool interleaved : {false, true}) {
@@ -394,4 +394,4 @@ std::vector<OpCase> rotary_cases() {
   return rows;
 }
 
-}  // namespace ds::testing
+}  // namespace ds::testing::rotary_rows

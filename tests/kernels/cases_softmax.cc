@@ -5,7 +5,7 @@
 #include "kernels/softmax/softmax.h"
 #include "ops/softmax.h"
 
-namespace ds::testing {
+namespace ds::testing::softmax_rows {
 namespace {
 
 namespace ref = kernels::reference;
@@ -216,7 +216,7 @@ OpCase timed(DType dtype, bool causal) {
 
 }  // namespace
 
-std::vector<OpCase> softmax_cases() {
+std::vector<OpCase> cases() {
   std::vector<OpCase> rows;
   for (const DType dtype : kFloatTypes) {
     for (const Setting& s : {
@@ -247,4 +247,4 @@ std::vector<OpCase> softmax_cases() {
   return rows;
 }
 
-}  // namespace ds::testing
+}  // namespace ds::testing::softmax_rows

@@ -4,7 +4,7 @@
 #include "ops/heads.h"
 #include "ops/reduce.h"
 
-namespace ds::testing {
+namespace ds::testing::transform_rows {
 namespace {
 
 struct Setting {
@@ -94,7 +94,7 @@ OpCase timed(DType dtype) {
 
 }  // namespace
 
-std::vector<OpCase> transform_cases() {
+std::vector<OpCase> cases() {
   std::vector<OpCase> rows;
   for (const DType dtype : kFloatTypes) {
     for (const Setting& s : {Setting{dtype, 1, 1, 1, 1, 1}, Setting{dtype, 0, 3, 3, 2, 4},
@@ -113,4 +113,4 @@ std::vector<OpCase> transform_cases() {
   return rows;
 }
 
-}  // namespace ds::testing
+}  // namespace ds::testing::transform_rows

@@ -37,27 +37,4 @@ struct OpCase {
   bool on_gpus = true;  // false: the operator refuses GPUs, though its family does not
 };
 
-// One function per family, in cases_<family>.cc.
-std::vector<OpCase> linear_cases();
-std::vector<OpCase> activation_cases();
-std::vector<OpCase> gated_cases();
-std::vector<OpCase> loss_cases();
-std::vector<OpCase> norm_cases();
-std::vector<OpCase> rms_norm_cases();
-std::vector<OpCase> embedding_cases();
-std::vector<OpCase> rotary_cases();
-std::vector<OpCase> dropout_cases();
-std::vector<OpCase> elementwise_cases();
-std::vector<OpCase> reduce_cases();
-std::vector<OpCase> optimizer_cases();
-std::vector<OpCase> attention_cases();
-std::vector<OpCase> gemv_cases();
-std::vector<OpCase> quantize_cases();
-std::vector<OpCase> fp8_cases();
-std::vector<OpCase> softmax_cases();
-std::vector<OpCase> transform_cases();
-std::vector<OpCase> moe_cases();
-std::vector<OpCase> latent_cases();
-std::vector<OpCase> distillation_cases();
-
 }  // namespace ds::testing
