@@ -155,9 +155,8 @@ WorkerSet::Job* WorkerSet::join_job() {
 
 void WorkerSet::work() {
   while (true) {
-    // First what is announced, then whether to stop: in the other order a worker that is
-    // interrupted between the two takes the end's announcement for one that it has seen, and sleeps
-    // for ever.
+    // The counter before the stop flag: in the other order a worker that is interrupted between the
+    // two counts the announcement of the stop as seen and sleeps for ever.
     const uint32_t seen = news_.load();
     if (stopping_.load()) return;
     Job* job = nullptr;

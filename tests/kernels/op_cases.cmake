@@ -14,6 +14,11 @@ endif()
 
 # Gives `target` the rows of the named families.
 function(ds_link_cases target)
+  foreach(family IN LISTS ARGN)
+    if(NOT EXISTS ${CMAKE_SOURCE_DIR}/tests/kernels/cases_${family}.cc)
+      message(FATAL_ERROR "${target}: the operator table has no family ${family}")
+    endif()
+  endforeach()
   string(JOIN " " names ${ARGN})
   set(unit ${CMAKE_CURRENT_BINARY_DIR}/${target}_families.cc)
   file(CONFIGURE OUTPUT ${unit} CONTENT "#include \"kernels/case_families.h\"
