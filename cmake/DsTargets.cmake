@@ -66,10 +66,10 @@ function(ds_test name)
   ds_join_sources(${name} 6 "${ARG_SOURCES}" "${ARG_APART}" units)
   add_executable(${name} ${units})
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/tests)
-  target_link_libraries(${name} PRIVATE ${ARG_DEPS} test_paths GTest::gtest GTest::gmock GTest::gtest_main
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS} test_support GTest::gtest GTest::gmock GTest::gtest_main
     ds_warnings)
-  # A sixth less to compile than with -O2 (docs/testing.md). What is tested stays as it is shipped.
-  target_compile_options(${name} PRIVATE -O1)
+  # A third less to compile than with -O2 (docs/testing.md). What is tested stays as it is shipped.
+  target_compile_options(${name} PRIVATE -Og)
   # Parameters have names of their own; their values are bytes to GoogleTest.
   gtest_discover_tests(${name} TEST_PREFIX "${name}." NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60
     PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")

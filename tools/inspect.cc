@@ -33,7 +33,7 @@ Json tensor_row(const Json& tensor) {
   return row;
 }
 
-std::string for_people(Json document) {
+std::string described(Json document) {
   for (const char* key : {"config", "runs"}) document.erase(key);  // long; --json has them
   double elements = 0, frozen = 0;
   for (Json& tensor : document["tensors"]) {
@@ -54,7 +54,7 @@ std::string for_people(Json document) {
 int run_inspect(const InspectOptions& o) {
   const Json document =
       parse_json(libds::inspect_checkpoint(o.checkpoint, o.tag), "the checkpoint's description");
-  std::cout << (o.json ? document.dump(2) + "\n" : for_people(document));
+  std::cout << (o.json ? document.dump(2) + "\n" : described(document));
   if (o.verify) {
     std::cout.flush();
     libds::verify_checkpoint(o.checkpoint, o.tag);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "base/thread_pool.h"
 #include "kernels/float_type.h"
 #include "kernels/simd_targets.h"
 #undef HWY_TARGET_INCLUDE

@@ -1,5 +1,6 @@
 // Attention backward: probabilities are recomputed tile by tile from the stored log-sum-exp. A work
 // item owns its sums of dk and dv; dq of a query block is complete when its keys are through.
+#include "base/thread_pool.h"
 #include "kernels/attention/attention.h"
 #include "kernels/attention/visibility.h"
 #include "kernels/simd_targets.h"

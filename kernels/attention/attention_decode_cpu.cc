@@ -1,5 +1,6 @@
 // Attention forward for a few queries against many keys: keys and values are read where they lie,
 // once per group of query heads that share them, and long sequences are split among threads.
+#include "base/thread_pool.h"
 #include "kernels/attention/attention.h"
 #include "kernels/attention/key_runs.h"
 #include "kernels/attention/visibility.h"

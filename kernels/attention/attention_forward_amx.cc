@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/thread_pool.h"
 #include "kernels/attention/amx.h"
 #include "kernels/attention/attention.h"
 #include "kernels/attention/cover.h"

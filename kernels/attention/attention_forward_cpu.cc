@@ -1,5 +1,6 @@
 // Attention forward: online softmax over tiles of keys, with queries in vector lanes, so that
 // maxima, sums and rescaling need no work across lanes.
+#include "base/thread_pool.h"
 #include "kernels/attention/attention.h"
 #include "kernels/attention/visibility.h"
 #include "kernels/cpu.h"

@@ -2,6 +2,7 @@
 // dropout keeps; and the tiles of tokens that are worth a visit.
 #pragma once
 
+#include "base/error.h"
 #include "kernels/attention/visibility.h"
 #include "kernels/cuda/philox.cuh"
 

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "base/thread_pool.h"
+
 namespace ds::kernels {
 namespace {
 

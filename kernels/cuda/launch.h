@@ -5,13 +5,9 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <map>
-#include <mutex>
 #include <tuple>
 #include <utility>
 
-#include "base/error.h"
-#include "base/text.h"
 #include "kernels/cuda/gpu_stream.h"
 
 namespace ds::kernels::cuda {
@@ -24,54 +20,24 @@ struct Grid {
   int64_t blocks_y = 1;  // at most 65535
 };
 
-inline void check_launch(cudaError_t status, const char* name) {
-  if (status == cudaSuccess) return;
-  static_cast<void>(cudaGetLastError());
-  fail(Code::kDevice, "CUDA: launching ", name, " failed: ", cudaGetErrorName(status), " (",
-       cudaGetErrorString(status), ")");
-}
+// Throws Error(kDevice), which names the kernel, unless its launch was accepted.
+void check_launch(cudaError_t status, const char* name);
 
-// What a kernel declares as shared memory itself.
-inline int64_t static_shared_bytes(const void* kernel) {
-  cudaFuncAttributes found{};
-  return cudaFuncGetAttributes(&found, kernel) == cudaSuccess
-             ? static_cast<int64_t>(found.sharedSizeBytes)
-             : 0;
-}
+// Throws Error(kInternal) for a grid that CUDA would cut to 32 bits.
+void check_grid(const Grid& grid, const char* name);
 
 // Lets blocks of a kernel have `bytes` of dynamic shared memory on this GPU. Without that a block
 // has 48 KiB, of which what the kernel declares itself is a part: so each kernel that takes any is
 // allowed it, and nobody needs to know how much it declares. Remembered by kernel and GPU, so that
 // launches after the first of a size do not call the driver.
-inline void allow_shared(const void* kernel, const GpuStream& on, int64_t bytes, const char* name) {
-  static std::mutex mutex;
-  static std::map<std::pair<const void*, int>, int64_t> allowed;
-  const std::lock_guard lock(mutex);
-  int64_t& most = allowed[{kernel, on.gpu}];
-  if (bytes <= most) return;
-  const cudaError_t status = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-  if (status == cudaSuccess) {
-    most = bytes;
-    return;
-  }
-  static_cast<void>(cudaGetLastError());
-  int limit = 0;
-  static_cast<void>(
-      cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, on.gpu));
-  fail(Code::kDevice, "CUDA: launching ", name, " failed: its blocks need ", bytes,
-       " bytes of shared memory beside ", static_shared_bytes(kernel), " of the kernel's own, and ",
-       "GPU ", on.gpu, " gives a block at most ", limit, ": ", cudaGetErrorName(status), " (",
-       cudaGetErrorString(status), ")");
-}
+void allow_shared(const void* kernel, const GpuStream& on, int64_t bytes, const char* name);
 
-// An empty grid is no launch. Dimensions are checked: CUDA would cut them to 32 bits.
+// An empty grid is no launch.
 template <class... Parameters, class... Arguments>
 void launch(const GpuStream& on, const char* name, void (*kernel)(Parameters...), const Grid& grid,
             Arguments&&... arguments) {
   if (grid.blocks == 0 || grid.blocks_y == 0) return;
-  DS_CHECK(grid.blocks > 0 && grid.blocks <= 0x7FFFFFFF && grid.blocks_y <= 0xFFFF, Code::kInternal,
-           name, ": a grid of ", grid.blocks, " x ", grid.blocks_y, " blocks");
+  check_grid(grid, name);
   const auto stream = static_cast<cudaStream_t>(on.native);
   const dim3 blocks(static_cast<unsigned>(grid.blocks), static_cast<unsigned>(grid.blocks_y));
   const dim3 threads(static_cast<unsigned>(grid.threads));

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/thread_pool.h"
 #include "kernels/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE

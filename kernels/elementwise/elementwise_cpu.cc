@@ -4,6 +4,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "base/thread_pool.h"
 #include "kernels/float_type.h"
 #include "kernels/simd_targets.h"
 

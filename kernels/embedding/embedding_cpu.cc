@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "base/thread_pool.h"
 #include "kernels/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "base/error.h"
 #include "kernels/cuda/map.cuh"
 #include "kernels/embedding/embedding.h"
 

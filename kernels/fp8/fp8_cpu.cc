@@ -4,6 +4,7 @@
 #include <atomic>
 
 #include "base/error.h"
+#include "base/thread_pool.h"
 #include "kernels/fp8/codes.h"
 
 namespace ds::kernels {

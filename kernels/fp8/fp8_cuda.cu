@@ -1,5 +1,6 @@
 // Casts to 8 bits on a GPU, with the CPU's bits: tiles of 64 x 64 elements are read once and leave
 // by rows and, through shared memory, by columns.
+#include "base/error.h"
 #include "kernels/activation/functions.cuh"
 #include "kernels/cuda/map.cuh"
 #include "kernels/fp8/codes.h"

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/thread_pool.h"
 #include "kernels/cpu.h"
 #include "kernels/gemv/chunks.h"
 #include "kernels/gemv/gemv_pairs.h"

@@ -8,6 +8,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "base/thread_pool.h"
 #include "kernels/float_type.h"
 #include "kernels/simd_targets.h"
 #undef HWY_TARGET_INCLUDE

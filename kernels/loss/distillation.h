@@ -7,7 +7,7 @@
 
 #include "base/bfloat16.h"
 #include "base/float16.h"
-#include "base/thread_pool.h"
+#include "base/thread_pool_fwd.h"
 #include "kernels/cuda/gpu_stream.h"
 
 namespace ds::kernels {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/thread_pool.h"
 #include "kernels/float_type.h"
 #include "kernels/simd_targets.h"
 #undef HWY_TARGET_INCLUDE

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/thread_pool.h"
 #include "kernels/cpu.h"
 #include "kernels/matmul/convert.h"
 #include "kernels/matmul/scratch.h"

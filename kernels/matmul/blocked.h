@@ -6,7 +6,7 @@
 #include <functional>
 #include <optional>
 
-#include "base/thread_pool.h"
+#include "base/thread_pool_fwd.h"
 #include "kernels/float_type.h"
 #include "kernels/matmul/kernel.h"
 

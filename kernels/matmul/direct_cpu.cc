@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/thread_pool.h"
 #include "kernels/float_type.h"
 #include "kernels/matmul/convert.h"
 #include "kernels/matmul/scratch.h"

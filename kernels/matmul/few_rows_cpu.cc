@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "base/thread_pool.h"
 #include "kernels/matmul/convert.h"
 #include "kernels/matmul/direct.h"
 #include "kernels/matmul/scratch.h"

@@ -31,7 +31,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "base/thread_pool.h"
+#include "base/thread_pool_fwd.h"
 #include "kernels/activation/activation.h"
 #include "kernels/cuda/gpu_stream.h"
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 
+#include "base/thread_pool.h"
 #include "kernels/softmax/softmax.h"
 
 namespace ds::kernels {

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/thread_pool.h"
+
 namespace ds::kernels {
 namespace {
 

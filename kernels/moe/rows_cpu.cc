@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/thread_pool.h"
 #include "kernels/moe/routes.h"
 
 #include "kernels/simd_targets.h"

@@ -3,6 +3,7 @@
 
 #include <tuple>
 
+#include "base/thread_pool.h"
 #include "kernels/simd_targets.h"
 
 namespace ds::kernels {

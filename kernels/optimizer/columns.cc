@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/thread_pool.h"
+
 namespace ds::kernels {
 namespace {
 

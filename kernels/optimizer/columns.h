@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-#include "base/thread_pool.h"
+#include "base/thread_pool_fwd.h"
 
 namespace ds::kernels {
 

@@ -3,6 +3,8 @@
 
 #include <cmath>
 
+#include "base/thread_pool.h"
+
 namespace ds::kernels {
 namespace {
 constexpr int64_t kGrain = int64_t{1} << 15;

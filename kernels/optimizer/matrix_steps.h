@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "base/thread_pool.h"
+#include "base/thread_pool_fwd.h"
 #include "kernels/cuda/gpu_stream.h"
 
 namespace ds::kernels {

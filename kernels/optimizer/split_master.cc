@@ -1,5 +1,7 @@
 #include "kernels/optimizer/split_master.h"
 
+#include "base/thread_pool.h"
+
 namespace ds::kernels {
 namespace {
 constexpr int64_t kGrain = int64_t{1} << 16;

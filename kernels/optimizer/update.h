@@ -11,7 +11,7 @@
 #include "base/bfloat16.h"
 #include "base/exact_sum.h"
 #include "base/float16.h"
-#include "base/thread_pool.h"
+#include "base/thread_pool_fwd.h"
 #include "kernels/cuda/gpu_stream.h"
 #include "kernels/optimizer/update_gate.h"
 

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "base/thread_pool.h"
 #include "kernels/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE

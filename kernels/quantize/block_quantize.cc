@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/thread_pool.h"
 #include "kernels/quantize/rounding.h"
 
 namespace ds::kernels {

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <span>
 
-#include "base/thread_pool.h"
+#include "base/thread_pool_fwd.h"
 #include "kernels/cuda/gpu_stream.h"
 #include "kernels/float_type.h"
 

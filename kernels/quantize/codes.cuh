@@ -2,6 +2,7 @@
 // for.
 #pragma once
 
+#include "base/error.h"
 #include "kernels/cuda/device.cuh"
 #include "kernels/quantize/quantize.h"
 #include "kernels/quantize/rounding.h"

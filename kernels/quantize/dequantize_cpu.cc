@@ -1,6 +1,7 @@
 // Panels of codes as dense rows of w^T, for products with many rows of x.
 #include <algorithm>
 
+#include "base/thread_pool.h"
 #include "kernels/quantize/quantize.h"
 #include "kernels/simd_targets.h"
 

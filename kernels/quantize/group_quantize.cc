@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "base/thread_pool.h"
+
 namespace ds::kernels {
 namespace {
 

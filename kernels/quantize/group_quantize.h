@@ -13,7 +13,7 @@
 #include <cstdint>
 
 #include "base/philox.h"
-#include "base/thread_pool.h"
+#include "base/thread_pool_fwd.h"
 #include "kernels/float_type.h"
 
 namespace ds::kernels {

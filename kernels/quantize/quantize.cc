@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/thread_pool.h"
 #include "kernels/quantize/rounding.h"
 
 namespace ds::kernels {

@@ -1,6 +1,7 @@
 // Weights to codes on a GPU, with the CPU's bits, and back.
 #include <limits>
 
+#include "base/error.h"
 #include "kernels/cuda/map.cuh"
 #include "kernels/quantize/codes.cuh"
 

@@ -2,6 +2,7 @@
 // at a time.
 #include <algorithm>
 
+#include "base/thread_pool.h"
 #include "kernels/gemv/chunks.h"
 #include "kernels/gemv/gemv.h"
 #include "kernels/gemv/scratch.h"

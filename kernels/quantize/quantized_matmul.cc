@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/thread_pool.h"
 #include "kernels/cpu.h"
 #include "kernels/matmul/blocked.h"
 #include "kernels/matmul/convert.h"

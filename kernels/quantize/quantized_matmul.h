@@ -11,7 +11,7 @@
 // scale / 2 * sum |w|, beside rounding.
 #pragma once
 
-#include "base/thread_pool.h"
+#include "base/thread_pool_fwd.h"
 #include "kernels/quantize/quantize.h"
 
 namespace ds::kernels {

@@ -5,7 +5,7 @@
 
 #include "base/bfloat16.h"
 #include "base/float16.h"
-#include "base/thread_pool.h"
+#include "base/thread_pool_fwd.h"
 #include "kernels/cuda/gpu_stream.h"
 #include "kernels/token_blocks.h"
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/thread_pool.h"
 #include "kernels/rotary/rotary.h"
 
 namespace ds::kernels {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/thread_pool.h"
 #include "kernels/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/thread_pool.h"
 #include "kernels/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/softmax/softmax_cpu.cc"

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <initializer_list>
 #include <string>
 #include <utility>
 
@@ -41,9 +42,10 @@ class Error : public std::exception {
 };
 
 // Throws ds::Error built from pieces: fail(Code::kIo, "cannot open ", path).
+[[noreturn]] void fail_with(Code code, std::initializer_list<TextPart> parts);
 template <class... Parts>
 [[noreturn]] void fail(Code code, const Parts&... parts) {
-  throw Error(code, str_cat(parts...));
+  fail_with(code, {TextPart(parts)...});
 }
 
 }  // namespace ds

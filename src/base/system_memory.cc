@@ -43,7 +43,7 @@ int64_t value_of(const std::map<std::string, int64_t>& numbers, const char* key,
   return found == numbers.end() ? otherwise : found->second * unit;
 }
 
-void lower(int64_t& least, int64_t value) {
+void cap(int64_t& least, int64_t value) {
   if (value >= 0 && (least < 0 || value < least)) least = value;
 }
 
@@ -76,7 +76,7 @@ void read_group(const fs::path& folder, bool second, SystemMemory& out) {
   const GroupFiles& files = second ? kSecond : kFirst;
   const int64_t limit = number_in(folder / files.limit);
   if (limit < 0) return;
-  lower(out.group_limit, limit);
+  cap(out.group_limit, limit);
   // Without a limit of its own, swap is all that the machine has.
   int64_t with_swap = limit + out.swap_total;
   if (second) {
@@ -84,14 +84,14 @@ void read_group(const fs::path& folder, bool second, SystemMemory& out) {
       with_swap = limit + std::min(swap, out.swap_total);
     }
   } else {
-    lower(with_swap, number_in(folder / "memory.memsw.limit_in_bytes"));
+    cap(with_swap, number_in(folder / "memory.memsw.limit_in_bytes"));
   }
-  lower(out.group_limit_with_swap, with_swap);
+  cap(out.group_limit_with_swap, with_swap);
   const int64_t usage = number_in(folder / files.usage);
   if (usage < 0) return;
   const auto stat = numbers_in(folder / "memory.stat");
   const int64_t caches = value_of(stat, files.inactive, 1, 0) + value_of(stat, files.active, 1, 0);
-  lower(out.group_available, std::clamp<int64_t>(limit - usage + caches, 0, limit));
+  cap(out.group_available, std::clamp<int64_t>(limit - usage + caches, 0, limit));
 }
 
 // A limit of any group above counts too. Inside a container the path may be that outside, and what
@@ -146,8 +146,8 @@ std::vector<MemoryCeiling> memory_ceilings(const SystemMemory& memory) {
 
 int64_t free_memory(const SystemMemory& memory) {
   int64_t least = -1;
-  if (memory.available >= 0) lower(least, memory.available + memory.swap_free);
-  lower(least, memory.group_available);
+  if (memory.available >= 0) cap(least, memory.available + memory.swap_free);
+  cap(least, memory.group_available);
   return least;
 }
 

@@ -35,7 +35,44 @@ size_t utf8_sequence(std::string_view s) {
   return 0;
 }
 
+template <class T, class... Format>
+void append_number(std::string& out, T value, Format... format) {
+  std::array<char, 32> digits;
+  const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), value, format...);
+  out.append(digits.data(), end.ptr);
+}
+
 }  // namespace
+
+void TextPart::append_to(std::string& out) const {
+  switch (kind_) {
+    case Kind::kText:
+      out.append(text_);
+      return;
+    case Kind::kCharacter:
+      out.push_back(character_);
+      return;
+    case Kind::kSigned:
+      append_number(out, signed_);
+      return;
+    case Kind::kUnsigned:
+      append_number(out, unsigned_);
+      return;
+    case Kind::kReal:
+      append_number(out, real_, std::chars_format::general, 6);
+      return;
+    case Kind::kAddress:
+      out += "0x";
+      append_number(out, reinterpret_cast<uintptr_t>(address_), 16);
+      return;
+  }
+}
+
+std::string join_parts(std::initializer_list<TextPart> parts) {
+  std::string out;
+  for (const TextPart& part : parts) part.append_to(out);
+  return out;
+}
 
 int edit_distance(std::string_view a, std::string_view b) {
   const size_t n = a.size(), m = b.size();

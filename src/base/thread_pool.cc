@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/worker_set.h"
 
 namespace ds {
 namespace {
@@ -64,7 +65,8 @@ ThreadPool::~ThreadPool() {
   if (workers_) workers_->remove_user(threads_);
 }
 
-void ThreadPool::run_erased(int64_t chunks, const void* fn, WorkerSet::Call call) {
+void ThreadPool::run_erased(int64_t chunks, const void* fn,
+                            void (*call)(const void* fn, int64_t chunk)) {
   if (chunks <= 0) return;
   if (workers_ == nullptr || chunks == 1 || inside_chunk) {
     const InsideChunk inside;

@@ -8,9 +8,9 @@
 #include <memory>
 #include <vector>
 
-#include "base/worker_set.h"
-
 namespace ds {
+
+class WorkerSet;
 
 class ThreadPool {
  public:
@@ -52,7 +52,7 @@ class ThreadPool {
   static void check_cpus(const std::vector<int>& cpus);
 
  private:
-  void run_erased(int64_t chunks, const void* fn, WorkerSet::Call call);
+  void run_erased(int64_t chunks, const void* fn, void (*call)(const void* fn, int64_t chunk));
 
   int threads_;
   std::shared_ptr<WorkerSet> workers_;  // null for one thread

@@ -1,8 +1,7 @@
 // An operator's call: its name for messages, and where it runs, on CPU threads or on a GPU.
 #pragma once
 
-#include <ostream>
-
+#include "base/text.h"
 #include "device/cuda_device.h"
 #include "kernels/cuda/gpu_stream.h"
 #include "ops/context.h"
@@ -20,6 +19,7 @@ struct Op {
   const OpContext& ctx;
   const char* name;
 
+  operator TextPart() const { return name; }  // in messages
   // Where the operands must lie.
   bool accepts(const Storage& storage) const {
     if (storage.device_kind() != ctx.device->kind()) return false;
@@ -27,8 +27,6 @@ struct Op {
            storage.device_index() == ctx.device->index();
   }
 };
-
-inline std::ostream& operator<<(std::ostream& out, const Op& op) { return out << op.name; }
 
 // Calls body(on): `on` is the context's ThreadPool or, on a GPU, a GpuStream.
 template <class Body>

@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "capi/world.h"
 #include "ds.hpp"
+#include "fresh_seed.h"
 
 namespace capi_test {
 namespace {
@@ -130,7 +131,7 @@ struct GateCase {
 // Weights, losses and, by finite differences, their gradients. Chosen experts stay as they are
 // while a logit moves by so little.
 TEST(ExpertsGate, WeightsLossesAndGradients) {
-  const uint32_t seed = std::random_device{}();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(ds::str_cat("seed ", seed));
   constexpr int64_t kTokens = 13, kExperts = 8;
   const std::vector<float> x = random_floats(kTokens * kExperts, seed);
@@ -229,7 +230,7 @@ TEST(ExpertsGate, DrawsFollowTheSoftmax) {
   const std::vector<float> one = {0, 1, 2, -1};
   std::vector<float> x;
   for (size_t t = 0; t < kTokens; ++t) x.insert(x.end(), one.begin(), one.end());
-  const uint32_t seed = std::random_device{}();
+  const uint64_t seed = ds::fresh_seed();
   const Gate gate =
       libds::experts_gate(matrix(x, 4), ds::str_cat(R"({"sample": "first", "seed": )", seed, "}"));
   const std::vector<int64_t> counts = gate.counts.to_vector<int64_t>();
@@ -246,7 +247,7 @@ TEST(ExpertsGate, DrawsFollowTheSoftmax) {
 class ExpertsRows : public ::testing::TestWithParam<int64_t> {};
 
 TEST_P(ExpertsRows, AreThoseOfDenseTensors) {
-  const uint32_t seed = std::random_device{}();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(ds::str_cat("seed ", seed));
   constexpr size_t kTokens = 17, kExperts = 5, kWidth = 6;
   const auto choices = static_cast<size_t>(GetParam());

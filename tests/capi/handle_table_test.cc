@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "fresh_seed.h"
 
 namespace ds::capi {
 namespace {
@@ -84,8 +85,7 @@ TEST(HandleTable, NumbersThatWereMadeUpFindNothing) {
   for (const uint64_t handle : live) {
     for (int bit = 0; bit < 64; ++bit) made_up.push_back(handle ^ uint64_t{1} << bit);
   }
-  std::random_device device;
-  const uint32_t seed = device();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(str_cat("seed ", seed));
   std::mt19937_64 random(seed);
   for (int i = 0; i < 10000; ++i) made_up.push_back(random());

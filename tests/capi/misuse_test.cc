@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "capi/calls.h"
+#include "fresh_seed.h"
 #include "test_paths.h"
 
 namespace capi_test {
@@ -84,8 +85,7 @@ TEST(Misuse, GoodArgumentsSucceed) {
 
 TEST(Misuse, BadHandles) {
   const World world;
-  std::random_device device;
-  const uint32_t seed = device();
+  const uint64_t seed = ds::fresh_seed();
   std::mt19937_64 random(seed);
   SCOPED_TRACE(ds::str_cat("seed ", seed));
   for (const Call& call : all_calls()) {

@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "capi/world.h"
 #include "ds.hpp"
+#include "fresh_seed.h"
 
 namespace capi_test {
 namespace {
@@ -51,7 +52,7 @@ class GroupsOf : public ::testing::TestWithParam<Form> {};
 
 // Half a step to the nearest, a step stochastically, and the same numbers with and without codes.
 TEST_P(GroupsOf, ComeBackWithinTheBound) {
-  const uint32_t seed = std::random_device{}();
+  const auto seed = static_cast<uint32_t>(ds::fresh_seed());
   SCOPED_TRACE(ds::str_cat("seed ", seed));
   const std::vector<float> x = random_floats(GetParam().elements, seed);
   for (const int64_t rounding : {int64_t{-1}, int64_t{seed}}) {
@@ -94,7 +95,7 @@ TEST_P(GroupsOf, StochasticRoundingHasNoBias) {
   GroupFormat format = GetParam().format;
   const auto copies =
       static_cast<size_t>(std::clamp<int64_t>(int64_t{1 << 19} / format.group_size, 128, 8192));
-  format.seed = std::random_device{}();
+  format.seed = static_cast<uint32_t>(ds::fresh_seed());
   SCOPED_TRACE(ds::str_cat("seed ", format.seed));
   const auto group = static_cast<size_t>(format.group_size);
   const std::vector<float> one = random_floats(group, static_cast<uint32_t>(format.seed));

@@ -19,6 +19,7 @@
 #include "capi/ranks.h"
 #include "capi/world.h"
 #include "ds.hpp"
+#include "fresh_seed.h"
 
 namespace capi_test {
 namespace {
@@ -26,8 +27,6 @@ namespace {
 using libds::Comm;
 using libds::Tensor;
 using ::testing::HasSubstr;
-
-uint32_t fresh_seed() { return std::random_device{}(); }
 
 TEST(Pieces, FlatAndBack) {
   const Tensor a = Tensor::from(std::vector<float>{1, 2, 3, 4, 5, 6}, {2, 3});
@@ -68,7 +67,7 @@ TEST(Pieces, FlatteningIsChecked) {
 // Every code is the nearest one to element / scale, computed here in double, and what comes back is
 // off by at most half a step; the element of largest magnitude comes back as it was.
 TEST(Pieces, BlocksAreQuantised) {
-  const uint32_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   for (const int bits : {8, 4}) {
     for (const int64_t block : {2, 6, 64, 512}) {
       for (const size_t n : {size_t{1}, size_t{63}, size_t{1000}}) {
@@ -123,7 +122,7 @@ TEST(Pieces, QuantisingIsChecked) {
 
 // Many tensors by one collective: the bits of the single ones, for every type of reduction.
 TEST(Coalesced, EqualTheSingleOnesBitForBit) {
-  const uint32_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(ds::str_cat("seed ", seed));
   for (const int32_t world : {1, 3}) {
     run_ranks(world, [&](Comm& comm) {
@@ -237,7 +236,7 @@ TEST(Halves, ConvertAsTheLibraryDoes) {
       ASSERT_EQ(libds::bfloat16(wide).bits, bits);
     }
   }
-  const uint32_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   std::mt19937 random(seed);
   for (int i = 0; i < 2000000; ++i) {
     const auto x = std::bit_cast<float>(static_cast<uint32_t>(random()));

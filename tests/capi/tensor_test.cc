@@ -10,6 +10,7 @@
 
 #include "base/text.h"
 #include "capi/world.h"
+#include "fresh_seed.h"
 
 namespace capi_test {
 namespace {
@@ -88,8 +89,7 @@ TEST(CapiTensor, QuestionsAboutDimensions) {
 }
 
 TEST(CapiTensor, ReadAndWriteFollowStrides) {
-  std::random_device device;
-  const uint32_t seed = device();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(ds::str_cat("seed ", seed));
   std::mt19937 random(seed);
   for (int round = 0; round < 200; ++round) {

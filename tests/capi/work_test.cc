@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "capi/ranks.h"
 #include "capi/world.h"
+#include "fresh_seed.h"
 #include "unit/comm/support.h"
 
 namespace capi_test {
@@ -56,7 +57,7 @@ constexpr int kWorld = 3;
 
 // Every kind with every type, all under way at once, against what single ranks computed.
 TEST(Work, EveryKindAndType) {
-  const uint64_t seed = ds::testing::base_seed();
+  const uint64_t seed = ds::run_seed();
   SCOPED_TRACE(ds::str_cat("seed ", seed));
   run_ranks(kWorld, [seed](Comm& comm) {
     const int rank = comm.rank();

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "cuda/model_world.h"
+#include "fresh_seed.h"
 
 namespace ds {
 namespace {
@@ -44,7 +45,7 @@ class GpuOffload : public GpuModel {
   int64_t held() const { return gpu_->account().now(MemoryTag::kActivations); }
   int64_t on_host() const { return gpu_->pinned()->account().now(MemoryTag::kActivations); }
 
-  std::mt19937_64 random_{std::random_device{}()};
+  std::mt19937_64 random_{ds::fresh_seed()};
   std::shared_ptr<CudaDevice> gpu_;
   std::unique_ptr<Stream> copies_;
 };

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "cuda/gpu_memory.h"
+#include "fresh_seed.h"
 #include "full_run.h"
 #include "kernels/attention_case.h"
 
@@ -81,7 +82,7 @@ class OwnAttention : public ::testing::Test {
   ThreadPool pool_{1};
   std::shared_ptr<CudaDevice> device_;
   OpContext ctx_;
-  uint64_t seed_ = std::random_device()();
+  uint64_t seed_ = ds::fresh_seed();
 };
 
 // Tiles have 64 or 128 own rows and 32 or 64 others; steps have 32 or 64, warps 16 or 32.

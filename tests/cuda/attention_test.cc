@@ -7,6 +7,7 @@
 
 #include "cuda/attention_policies.h"
 #include "cuda/gpu_memory.h"
+#include "fresh_seed.h"
 #include "full_run.h"
 #include "kernels/attention_case.h"
 
@@ -67,7 +68,7 @@ class GpuAttention : public ::testing::Test {
   ThreadPool pool_{1};
   std::shared_ptr<CudaDevice> device_;
   OpContext ctx_;
-  uint64_t seed_ = std::random_device()();
+  uint64_t seed_ = ds::fresh_seed();
 };
 
 TEST_F(GpuAttention, HeadSizesBetweenThoseOfKernels) {

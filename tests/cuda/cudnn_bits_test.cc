@@ -9,6 +9,7 @@
 #include <random>
 
 #include "cuda/gpu_memory.h"
+#include "fresh_seed.h"
 #include "kernels/attention/attention_cudnn.h"
 #include "ops/attention.h"
 #include "ops/op.h"
@@ -177,7 +178,7 @@ class CudnnBits : public ::testing::Test {
   ThreadPool pool_{1};
   std::shared_ptr<CudaDevice> device_;
   OpContext ctx_;
-  std::mt19937 random_{std::random_device()()};
+  std::mt19937 random_{ds::fresh_seed()};
   Tensor q_, k_, v_, dout_;
   ops::AttentionOptions options_;
 };

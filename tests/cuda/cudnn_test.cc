@@ -10,6 +10,7 @@
 #include "cuda/emulation/cudnn_stand_in.h"
 #include "cuda/emulation/stand_in.h"
 #include "cuda/gpu_memory.h"
+#include "fresh_seed.h"
 #include "kernels/attention/attention_cudnn.h"
 #include "kernels/attention_case.h"
 #include "kernels/cuda/libraries.h"
@@ -126,7 +127,7 @@ class Cudnn : public ::testing::Test {
   ThreadPool pool_{1};
   std::shared_ptr<CudaDevice> device_;
   OpContext ctx_;
-  uint64_t seed_ = std::random_device()();
+  uint64_t seed_ = ds::fresh_seed();
 };
 
 TEST_F(Cudnn, GraphsAreAttention) {

@@ -8,6 +8,7 @@
 
 #include "cuda/model_world.h"
 #include "ds.hpp"
+#include "fresh_seed.h"
 #include "infer/decoder.h"
 #include "infer/generate.h"
 #include "infer/kv_cache.h"
@@ -64,7 +65,7 @@ class GpuDecoding : public GpuModel, public ::testing::WithParamInterface<Family
     ASSERT_EQ(std::memcmp(a.data(), b.data(), a.size_bytes()), 0) << what << ", token " << at;
   }
 
-  const uint64_t seed_ = std::random_device{}();
+  const uint64_t seed_ = ds::fresh_seed();
 };
 
 TEST_P(GpuDecoding, RecordedTokensHaveTheSameBits) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "device/cuda_lent.h"
+#include "fresh_seed.h"
 #include "unit/base/expect_error.h"
 
 namespace ds {
@@ -48,7 +49,7 @@ class CudaDeviceTest : public ::testing::Test {
   }
 
   std::shared_ptr<CudaDevice> device_;
-  const unsigned seed_ = std::random_device{}();
+  const uint64_t seed_ = ds::fresh_seed();
   std::mt19937 random_;
 };
 

@@ -11,6 +11,7 @@
 
 #include "device/cuda_device.h"
 #include "ds.h"
+#include "fresh_seed.h"
 #include "tensor/dlpack_abi.h"
 
 namespace ds::dlpack_test {
@@ -88,7 +89,7 @@ class GpuDlpack : public ::testing::Test {
     EXPECT_EQ(status, expected);
     return ds_last_error_message();
   }
-  std::mt19937_64 random_{std::random_device{}()};
+  std::mt19937_64 random_{ds::fresh_seed()};
 };
 
 inline int64_t index_of(const ds_model* model, const char* name) {

@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "base/error.h"
 #include "cuda/emulation/kernel_test.h"
 
 namespace ds {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "cuda/managed_memory.h"
+#include "fresh_seed.h"
 #include "kernels/case_util.h"
 #include "kernels/matmul/matmul.h"
 
@@ -145,7 +146,7 @@ class GpuMatmul : public ::testing::Test {
 
   std::shared_ptr<CudaDevice> device_;
   kernels::GpuPolicy policy_;
-  uint64_t seed_ = std::random_device()();
+  uint64_t seed_ = ds::fresh_seed();
   bool split_ = false;
   int64_t pre_more_ = 0;  // by which rows of `pre` lie farther apart than those of C
 };

@@ -8,6 +8,7 @@
 #include "cuda/emulation/nccl_on.h"
 #include "cuda/emulation/stand_in.h"
 #include "cuda/nccl/gpu_rank.h"
+#include "fresh_seed.h"
 #include "unit/base/expect_error.h"
 #include "unit/comm/processes.h"
 #include "unit/comm/support.h"
@@ -57,7 +58,7 @@ class Nccl : public ::testing::Test {
     EXPECT_EQ(nccl_control().live(), 0) << "communicators of NCCL are left";
     nccl_control().reset();
     stand_in::reset(2);
-    if (HasFailure()) std::cout << "seed " << testing::base_seed() << "\n";
+    if (HasFailure()) std::cout << "seed " << ds::run_seed() << "\n";
   }
 
   // Each rank with its GPU.
@@ -71,7 +72,7 @@ class Nccl : public ::testing::Test {
   }
   static Bytes random(DType dtype, int64_t count, int rank, int round = 0) {
     return testing::random_bytes(dtype, count,
-                                 testing::base_seed() + static_cast<uint64_t>(rank * 1000 + round));
+                                 ds::run_seed() + static_cast<uint64_t>(rank * 1000 + round));
   }
 };
 

@@ -6,6 +6,7 @@
 
 #include "attached_state.h"
 #include "cuda/offload_world.h"
+#include "fresh_seed.h"
 #include "full_run.h"
 #include "models/adapters.h"
 #include "models/lora.h"
@@ -67,7 +68,7 @@ TEST_P(OffloadUpdates, HaveTheBitsOfTheCpu) {
     plain["zero_optimization"] = {{"reduce_scatter", false}};
     const auto cpu = offload_engine(plain, false), same = offload_engine(offload, false);
     const auto gpu = offload_engine(offload);
-    const uint64_t seed = std::random_device{}();
+    const uint64_t seed = ds::fresh_seed();
     for (uint64_t i = 0; i < static_cast<uint64_t>(3 * accumulation); ++i) {
       const StepReport expected = step_with_random_gradients(*cpu, seed + i);
       step_with_random_gradients(*same, seed + i);
@@ -89,7 +90,7 @@ TEST_P(OffloadUpdates, CheckpointsGoAcross) {
   const Json config = with(with(base_config(), one.config), {{"gradient_accumulation_steps", 2}});
   const Json offload = offloaded(config, one.pinned);
   const auto straight = offload_engine(offload);
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = ds::fresh_seed();
   for (uint64_t i = 0; i < 3; ++i) step_with_random_gradients(*straight, seed + i);
   straight->save(folder.path("a"), "open");  // with an open step
 
@@ -226,7 +227,7 @@ TEST_F(Offload, GradientsOfBackwardAndOfTheCaller) {
           << parameters[id].name;
     }
     // Others come on top, and one is set.
-    std::mt19937_64 random(std::random_device{}());
+    std::mt19937_64 random(ds::fresh_seed());
     const std::string name = "h.1.mlp.c_fc.weight";
     const nn::ParamId id = parameters.find(name);
     const Tensor more = random_tensor(random, parameters[id].shape);
@@ -254,7 +255,7 @@ TEST_F(Offload, GradientsOfBackwardAndOfTheCaller) {
 }
 
 TEST_F(Offload, ValuesOfTheCaller) {
-  std::mt19937_64 random(std::random_device{}());
+  std::mt19937_64 random(ds::fresh_seed());
   for (const Json& config :
        {Json::object(), kBf16, Json{{"bf16", {{"enabled", true}, {"split_master", true}}}}}) {
     const auto engine = offload_engine(offloaded(with(base_config(), config)));
@@ -339,7 +340,7 @@ TEST_F(Offload, TheModelGoesOnWithoutTheEngine) {
     };
     std::vector<float> last = train(offload, 1);
     EXPECT_TRUE(same_bits(weights_of(*model), last));
-    std::mt19937_64 random(std::random_device{}());
+    std::mt19937_64 random(ds::fresh_seed());
     const std::string name = model->parameters()[0].name;
     const Tensor value = random_tensor(random, model->parameters()[0].shape);
     model->set(name, value);

@@ -8,6 +8,7 @@
 
 #include "base/exact_sum.h"
 #include "cuda/side.h"
+#include "fresh_seed.h"
 #include "ops/update_gate.h"
 #include "optim/optimizer.h"
 
@@ -61,7 +62,7 @@ class GpuOptimizer : public ::testing::TestWithParam<Variant> {
 TEST(GpuUpdateGate, IsThatOfTheHost) {
   std::string why_none;
   if (list_cuda_devices(&why_none).empty()) GTEST_SKIP() << "needs a GPU: " << why_none;
-  std::mt19937_64 random(std::random_device{}());
+  std::mt19937_64 random(ds::fresh_seed());
   std::uniform_real_distribution<double> unit(0, 1);
   const Side gpu(make_cuda_device(0));
   for (int i = 0; i < 200; ++i) {
@@ -109,7 +110,7 @@ TEST_P(GpuOptimizer, UpdatesAsTheCpuDoes) {
   Side cpu(make_cpu_device()), gpu(make_cuda_device(0));
   Side* const sides[] = {&cpu, &gpu};
 
-  std::mt19937_64 random(std::random_device{}());
+  std::mt19937_64 random(ds::fresh_seed());
   std::normal_distribution<float> normal(0, 0.1f);
   std::vector<float> start(kElements);
   for (float& x : start) x = normal(random);

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cuda/model_world.h"
+#include "fresh_seed.h"
 #include "models/inputs.h"
 #include "nn/layers.h"
 #include "nn/loss.h"
@@ -118,7 +119,7 @@ class PaddedHead : public GpuModel, public ::testing::WithParamInterface<Form> {
             on_host(store.gradient(0)), on_host(store.gradient(1))};
   }
 
-  const unsigned seed_ = std::random_device{}();
+  const uint64_t seed_ = ds::fresh_seed();
   std::shared_ptr<Device> host_ = make_cpu_device();
   std::shared_ptr<CudaDevice> device_;
   Tensor x_, weight_, bias_, labels_;

@@ -8,6 +8,7 @@
 
 #include "base/text.h"
 #include "cuda/side.h"
+#include "fresh_seed.h"
 #include "ops/block_quantize.h"
 #include "ops/quantized_linear.h"
 
@@ -23,7 +24,7 @@ class GpuQuantize : public ::testing::Test {
     std::string why_none;
     if (list_cuda_devices(&why_none).empty()) GTEST_SKIP() << "needs a GPU: " << why_none;
     gpu_ = std::make_unique<Side>(make_cuda_device(0));
-    seed_ = std::random_device()();
+    seed_ = ds::fresh_seed();
     random_.seed(seed_);
   }
 

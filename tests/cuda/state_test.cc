@@ -7,6 +7,7 @@
 #include "comm/factory.h"
 #include "cuda/offload_world.h"
 #include "device/open_device.h"
+#include "fresh_seed.h"
 #include "models/adapters.h"
 #include "models/lora.h"
 #include "models/saved_model.h"
@@ -31,7 +32,7 @@ TEST_F(GpuState, MovingKeepsEveryBit) {
   EXPECT_EQ(device_name(*fresh->device()), "cuda:0");
   EXPECT_TRUE(same_bits(weights_of(*fresh), before));
 
-  std::mt19937_64 random(std::random_device{}());
+  std::mt19937_64 random(ds::fresh_seed());
   const Tensor value = random_tensor(random, model->parameters()[0].shape);
   const std::string name = model->parameters()[0].name;
   model->set(name, value);
@@ -91,7 +92,7 @@ TEST_F(GpuState, TransposedMatricesOfFiles) {
 }
 
 TEST_F(GpuState, AdaptersAreAddedAndMerged) {
-  std::mt19937_64 random(std::random_device{}());
+  std::mt19937_64 random(ds::fresh_seed());
   models::LoraOptions options;
   options.r = 3;
   options.alpha = 5;
@@ -115,7 +116,7 @@ TEST_P(GpuUpdates, FollowTheCpu) {
   const Json config = with(plain_config(), GetParam());
   const auto cpu = make_engine_on(false, config), gpu = make_engine_on(true, config);
   const auto again = make_engine_on(true, config);
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = ds::fresh_seed();
   for (uint64_t i = 0; i < 3; ++i) {
     const StepReport expected = step_with_random_gradients(*cpu, seed + i);
     const StepReport actual = step_with_random_gradients(*gpu, seed + i);
@@ -133,7 +134,7 @@ TEST_P(GpuUpdates, CheckpointsGoAcross) {
   const Folder folder;
   const Json config = with(plain_config(), GetParam());
   const auto straight = make_engine_on(true, config);
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = ds::fresh_seed();
   for (uint64_t i = 0; i < 2; ++i) step_with_random_gradients(*straight, seed + i);
   straight->save(folder.path("gpu"), "two");
 
@@ -160,7 +161,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Json{{"optimizer", {{"state_dtype", "int8"}}}}));
 
 TEST_F(GpuState, GradientsOfTheCaller) {
-  std::mt19937_64 random(std::random_device{}());
+  std::mt19937_64 random(ds::fresh_seed());
   const auto engine = make_engine_on(true, with(base_config(), {{"scheduler", nullptr}}));
   const std::string name = "h.0.attn.c_attn.weight";
   const nn::ParameterSet& parameters = engine->model()->parameters();

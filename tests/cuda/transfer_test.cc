@@ -10,6 +10,7 @@
 
 #include "base/text.h"
 #include "device/cuda_device.h"
+#include "fresh_seed.h"
 #include "ops/reduce.h"
 #include "ops/stored_array.h"
 #include "tensor/device_array.h"
@@ -30,7 +31,7 @@ class GpuTransfer : public ::testing::Test {
     return Tensor::empty(device_, DType::kUInt8, {bytes}, MemoryTag::kOther);
   }
   static std::vector<uint8_t> random_bytes(int64_t n) {
-    std::mt19937_64 random(std::random_device{}());
+    std::mt19937_64 random(ds::fresh_seed());
     std::vector<uint8_t> out(static_cast<size_t>(n));
     for (uint8_t& x : out) x = static_cast<uint8_t>(random());
     return out;
@@ -94,7 +95,7 @@ TEST_F(GpuTransfer, AnArrayInTwoPlacesHoldsWhatOneInMemoryDoes) {
   ThreadPool pool(1);
   const OpContext ctx{host, &pool};
   constexpr int64_t kCount = 4096;
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = ds::fresh_seed();
   std::mt19937_64 random(seed);
   for (const int64_t here : {int64_t{0}, int64_t{1024}, kCount}) {
     SCOPED_TRACE(str_cat(here, ", seed ", seed));

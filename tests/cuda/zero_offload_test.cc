@@ -7,6 +7,7 @@
 
 #include "attached_state.h"
 #include "cuda/zero_world.h"
+#include "fresh_seed.h"
 #include "ops/elementwise.h"
 #include "ops/split_master.h"
 #include "zero/weight_checks.h"
@@ -67,7 +68,7 @@ class OffloadedUpdates : public GpuZero, public ::testing::WithParamInterface<Up
 
 TEST_P(OffloadedUpdates, HaveTheBitsOfOneRankOnTheCpu) {
   const Update& one = GetParam();
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = ds::fresh_seed();
   const auto train = [&](Where where, int stage, int world) {
     Trained out;
     const Job run{world, offloaded(stage, one.config, one.pinned), 0, tiny_model(), one.prepare};
@@ -309,7 +310,7 @@ TEST_F(GpuZero, OffloadedStateIsReachable) {
     for (const Json& precision : {none(), kBf16, kSplit}) {
       SCOPED_TRACE(str_cat("stage ", stage));
       const Job run{2, offloaded(stage, precision), 1, tiny_model()};
-      const uint64_t seed = std::random_device{}();
+      const uint64_t seed = ds::fresh_seed();
       on_ranks(Where::kGpus, run, [&](Engine& engine, Communicator& comm) {
         engine.train_batch();
         const std::string name = "h.1.mlp.c_fc.weight";
@@ -371,7 +372,7 @@ TEST_F(GpuZero, OffloadedStateIsReachable) {
 
 // Each rank's own, whole: added to those of backward, and kept whole by no_sync.
 TEST_F(GpuZero, OffloadedGradientsOfTheCaller) {
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = ds::fresh_seed();
   for (const bool bf16_sums : {false, true}) {
     for (const int stage : {1, 2}) {
       SCOPED_TRACE(str_cat("stage ", stage, ", seed ", seed));

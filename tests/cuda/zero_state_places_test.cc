@@ -6,6 +6,7 @@
 
 #include "attached_state.h"
 #include "cuda/zero_world.h"
+#include "fresh_seed.h"
 #include "full_run.h"
 #include "ops/elementwise.h"
 #include "unit/optim/file_store.h"
@@ -238,7 +239,7 @@ INSTANTIATE_TEST_SUITE_P(
 // the other.
 TEST_F(GpuZero, OfTwinFlowEachPlaceUpdatesItsElements) {
   const Folder none;
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = ds::fresh_seed();
   const auto train = [&](const Places* places, const Json& more) {
     Trained out;
     const Json config = places == nullptr ? zero_config(2, fine({{"reduce_scatter", false}}), more)

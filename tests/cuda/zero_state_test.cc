@@ -4,6 +4,7 @@
 
 #include "attached_state.h"
 #include "cuda/zero_world.h"
+#include "fresh_seed.h"
 #include "models/saved_model.h"
 #include "models/weights.h"
 #include "zero/weight_checks.h"
@@ -110,7 +111,7 @@ TEST_F(GpuZero, StateIsReachable) {
     SCOPED_TRACE(str_cat("stage ", stage));
     const Job run{2, zero_config(stage, fine(), {{"gradient_accumulation_steps", 2}}), 1,
                   tiny_model()};
-    const uint64_t seed = std::random_device{}();
+    const uint64_t seed = ds::fresh_seed();
     const Folder folder;
     on_ranks(Where::kGpus, run, [&](Engine& engine, Communicator& comm) {
       engine.train_batch();
@@ -150,7 +151,7 @@ TEST_F(GpuZero, StateIsReachable) {
 
 // Whole gradients of the caller, each rank's own, are averaged.
 TEST_F(GpuZero, GradientsOfTheCaller) {
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = ds::fresh_seed();
   for (const int stage : {0, 2}) {
     const Job run{2, zero_config(stage, fine()), 0, tiny_model()};
     const auto train_with = [&](Where where) {

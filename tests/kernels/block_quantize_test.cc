@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "fresh_seed.h"
 #include "kernels/case_util.h"
 #include "ops/block_quantize.h"
 
@@ -46,7 +47,7 @@ class BlockQuantize : public ::testing::TestWithParam<int> {
 
 TEST_P(BlockQuantize, CodesAreTheNearest) {
   const int bits = GetParam();
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(str_cat("seed ", seed));
   Random random(seed);
   const double levels = bits == 8 ? 128 : 8;
@@ -83,7 +84,7 @@ TEST_P(BlockQuantize, CodesAreTheNearest) {
 
 TEST_P(BlockQuantize, ThreadsDoNotMatter) {
   const int bits = GetParam();
-  Random random(std::random_device{}());
+  Random random(ds::fresh_seed());
   const Begins begins = random_blocks(random, 300);
   const Tensor x = random_tensor(random, DType::kFloat32, {begins.back()});
   Tensor one = bytes_for(bits, begins), many = bytes_for(bits, begins);
@@ -147,7 +148,7 @@ TEST_P(BlockQuantize, LayoutAndSums) {
 
 TEST_P(BlockQuantize, ErrorsAreKept) {
   const int bits = GetParam();
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(str_cat("seed ", seed));
   Random random(seed);
   const Begins begins = random_blocks(random, 20);

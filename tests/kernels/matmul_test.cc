@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "fresh_seed.h"
 #include "kernels/case_util.h"
 #include "ops/linear.h"
 
@@ -85,7 +86,7 @@ CaseResult check_layouts(ThreadPool& pool, uint64_t seed, DType in, DType out, i
 class MatmulPaths : public ::testing::TestWithParam<MatmulPath> {};
 
 TEST_P(MatmulPaths, EveryLayoutMatchesTheReference) {
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = ds::fresh_seed();
   const std::pair<DType, DType> types[] = {{DType::kFloat32, DType::kFloat32},
                                            {DType::kBFloat16, DType::kBFloat16},
                                            {DType::kBFloat16, DType::kFloat32},
@@ -112,7 +113,7 @@ TEST_P(MatmulPaths, EveryLayoutMatchesTheReference) {
 // Rounds over k, over rows and over columns, in the layouts of the three products of a linear
 // layer.
 TEST_P(MatmulPaths, LargeProductsMatchSampledDots) {
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = ds::fresh_seed();
   struct Case {
     int64_t m, n, k;
     bool ta, tb;
@@ -180,7 +181,7 @@ TEST_P(MatmulPaths, LargeProductsMatchSampledDots) {
 }
 
 TEST_P(MatmulPaths, EpiloguesMatchTheReference) {
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = ds::fresh_seed();
   constexpr int64_t kM = 37, kN = 45, kK = 70;
   const std::pair<DType, DType> types[] = {{DType::kFloat32, DType::kFloat32},
                                            {DType::kBFloat16, DType::kBFloat16},
@@ -273,7 +274,7 @@ INSTANTIATE_TEST_SUITE_P(All, MatmulPaths,
 #endif
 
 TEST(Matmul, SameBitsRunToRun) {
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = ds::fresh_seed();
   for (const DType dtype : kFloatTypes) {
     ThreadPool pool(2);
     start_digest();

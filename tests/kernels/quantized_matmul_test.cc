@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "fresh_seed.h"
 #include "kernels/case_util.h"
 #include "kernels/matmul/matmul.h"
 #include "ops/linear_checks.h"
@@ -112,7 +113,7 @@ TEST_P(QuantizedProducts, MatchTheDefinition) {
   shape.group = c.group;
   if (paths(shape).empty()) GTEST_SKIP() << "not on this CPU";
   const int64_t piece = shape.groups() == 1 || c.group % 64 == 0 ? 64 : 32;
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = ds::fresh_seed();
   Random random(seed);
   ThreadPool pool(1), more(3);
   const Weights w(random, shape, pool);
@@ -205,7 +206,7 @@ TEST(QuantizedProducts, NumbersThatAreNotFiniteMakeTheirRowNaN) {
   shape.k = 130;
   shape.group = 64;
   if (paths(shape).empty()) GTEST_SKIP() << "not on this CPU";
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = ds::fresh_seed();
   Random random(seed);
   ThreadPool pool(2);
   const Weights w(random, shape, pool);
@@ -232,7 +233,7 @@ TEST(QuantizedProducts, NumbersThatAreNotFiniteMakeTheirRowNaN) {
 // Few rows whose numbers are far apart, large, small or not finite: each row has the error of its
 // own numbers, whatever the arithmetic is (with AVX2 that of fixed-point numbers in pieces of 64).
 TEST(QuantizedRows, KeepTheirAccuracyAtAnySize) {
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = ds::fresh_seed();
   Random random(seed);
   ThreadPool pool(2);
   constexpr int64_t kRows = 7;

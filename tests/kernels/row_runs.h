@@ -13,25 +13,17 @@
 #include <iostream>
 #include <random>
 
+#include "fresh_seed.h"
 #include "kernels/all_cases.h"
 #include "kernels/case_util.h"
 
 namespace ds::testing {
 
-inline uint64_t base_seed() {
-  static const uint64_t seed = [] {
-    if (const char* text = std::getenv("DS_TEST_SEED")) return std::strtoull(text, nullptr, 0);
-    std::random_device device;
-    return (static_cast<unsigned long long>(device()) << 32) | device();
-  }();
-  return seed;
-}
-
 // Every row draws its own numbers, the same whichever rows run.
 inline uint64_t row_seed(const std::string& name) {
   uint64_t hash = 0xCBF29CE484222325u;
   for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
-  return hash ^ base_seed();
+  return hash ^ ds::run_seed();
 }
 
 // Whether a list with commas has the name.
@@ -47,7 +39,7 @@ inline bool wanted(const OpCase& row) {
 }
 
 inline std::string hint(const OpCase& row) {
-  return row.name + " (repeat with DS_TEST_SEED=" + std::to_string(base_seed()) +
+  return row.name + " (repeat with DS_TEST_SEED=" + std::to_string(ds::run_seed()) +
          " DS_TEST_CASE=" + row.name + ")";
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "docs/operator/squared_relu.h"
+#include "fresh_seed.h"
 #include "kernels/activation/squared_relu.h"
 #include "kernels/case_util.h"
 #include "nn/tape.h"
@@ -47,7 +48,7 @@ TEST_F(OperatorPage, RowPasses) {
   for (const DType dtype : kFloatTypes) {
     for (const int64_t n : {0, 1, 15, 17, 40000}) {
       const OpCase row = squared_relu_case(dtype, n);
-      const CaseResult result = row.check(ctx_, std::random_device{}());
+      const CaseResult result = row.check(ctx_, ds::fresh_seed());
       EXPECT_LE(result.worst, 1) << row.name << ": " << result.where;
     }
   }
@@ -62,7 +63,7 @@ TEST_F(OperatorPage, OperatorRefusesWhatDoesNotFit) {
 }
 
 TEST_F(OperatorPage, LayerHasTheGradientOfTheReference) {
-  Random random(std::random_device{}());
+  Random random(ds::fresh_seed());
   NoParameters store;
   nn::Tape tape(ctx_, store, &store, {});
   const nn::Value x = tape.make_value(random_tensor(random, DType::kFloat32, {33}));

@@ -1,5 +1,6 @@
 // A sum that does not depend on the order: against integers of any size, and across cuts.
 #include "base/exact_sum.h"
+#include "fresh_seed.h"
 
 #include <gtest/gtest.h>
 
@@ -24,7 +25,7 @@ std::vector<double> random_squares(std::mt19937_64& random, int count, int sprea
 }
 
 TEST(ExactSum, OrderAndCutsDoNotMatter) {
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = ds::fresh_seed();
   std::mt19937_64 random(seed);
   for (const int spread : {1, 20, 120}) {
     SCOPED_TRACE(seed);

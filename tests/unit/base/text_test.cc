@@ -4,17 +4,55 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <random>
+#include <sstream>
 #include <thread>
 #include <vector>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "fresh_seed.h"
 
 namespace ds {
 namespace {
+
+// Parts of a message are written as a std::ostream writes them.
+template <class T>
+void expect_streams_text(T value) {
+  std::ostringstream out;
+  out << value;
+  EXPECT_EQ(str_cat(value), out.str());
+}
+
+TEST(Text, PartsAreWrittenAsByStreams) {
+  EXPECT_EQ(str_cat("a ", std::string("b "), std::string_view("c "), 'd', ' ', true, false, -1),
+            "a b c d 10-1");
+  EXPECT_EQ(str_cat(std::string("\0x", 2)), std::string("\0x", 2));
+  EXPECT_EQ(str_cat(static_cast<const char*>(nullptr)), "(null)");
+  const int object = 0;
+  expect_streams_text(static_cast<const void*>(&object));
+  std::mt19937_64 random(fresh_seed());
+  using Limits = std::numeric_limits<double>;
+  for (const double value : {0.0, -0.0, 1.0, 1e6, 999999.5, 1e-5, Limits::infinity(),
+                             Limits::denorm_min(), Limits::max(), Limits::quiet_NaN()}) {
+    expect_streams_text(value);
+    expect_streams_text(-value);
+    expect_streams_text(static_cast<float>(value));
+  }
+  for (int i = 0; i < 2000; ++i) {
+    const uint64_t bits = random() >> random() % 64;
+    expect_streams_text(static_cast<int>(bits));
+    expect_streams_text(static_cast<uint32_t>(bits));
+    expect_streams_text(static_cast<int64_t>(bits));
+    expect_streams_text(bits);
+    expect_streams_text(static_cast<uint16_t>(bits));
+    expect_streams_text(std::bit_cast<double>(random()));
+    expect_streams_text(std::bit_cast<float>(static_cast<uint32_t>(random())));
+  }
+}
 
 TEST(Text, EditDistance) {
   EXPECT_EQ(edit_distance("", ""), 0);
@@ -52,7 +90,7 @@ TEST(Text, PrintableIsOneSafeLine) {
   EXPECT_EQ(printable(std::string(200, 'x'), 10), std::string(10, 'x') + "...");
   EXPECT_EQ(printable("1234567890", 10), "1234567890");
   // Random bytes come out as valid UTF-8 without control characters.
-  std::mt19937 random(std::random_device{}());
+  std::mt19937 random(ds::fresh_seed());
   for (int round = 0; round < 200; ++round) {
     std::string bytes(random() % 60, ' ');
     for (char& c : bytes) c = static_cast<char>(random());
@@ -67,7 +105,7 @@ TEST(Text, NumbersReadBackAsWritten) {
   EXPECT_EQ(format_number(-0.5), "-0.5");
   EXPECT_EQ(format_number(1e-5), "1e-05");
   EXPECT_EQ(format_number(0.1), "0.1");
-  std::mt19937_64 random(std::random_device{}());
+  std::mt19937_64 random(ds::fresh_seed());
   for (int i = 0; i < 1000; ++i) {
     const double value = std::bit_cast<double>(random());
     if (std::isfinite(value)) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "fresh_seed.h"
 #include "full_run.h"
 #include "unit/checkpoint/support.h"
 
@@ -46,7 +47,7 @@ Box random_box(std::mt19937_64* rng, const Sizes& shape) {
 
 TEST(Box, RangesBecomeBoxesInMemoryOrder) {
   DS_SEED_TRACE();
-  std::mt19937_64 rng(test_seed());
+  std::mt19937_64 rng(ds::run_seed());
   for (int round = 0; round < 500; ++round) {
     const Sizes shape = random_shape(&rng);
     const int64_t total =
@@ -77,7 +78,7 @@ TEST(Box, RangesOutsideTheTensorAreRefused) {
 
 TEST(Box, RunsCarryExactlyTheCommonPart) {
   DS_SEED_TRACE();
-  std::mt19937_64 rng(test_seed());
+  std::mt19937_64 rng(ds::run_seed());
   for (int round = 0; round < 500; ++round) {
     const Sizes shape = random_shape(&rng);
     const Box source = random_box(&rng, shape), target = random_box(&rng, shape);
@@ -103,7 +104,7 @@ TEST(Box, RunsCarryExactlyTheCommonPart) {
 
 TEST(Box, TilingAcceptsRandomCutsAndFindsHolesAndOverlaps) {
   DS_SEED_TRACE();
-  std::mt19937_64 rng(test_seed());
+  std::mt19937_64 rng(ds::run_seed());
   for (int round = 0; round < 300; ++round) {
     Sizes shape = random_shape(&rng, 3);
     // Cut a random box of the list in two, several times.
@@ -139,7 +140,7 @@ TEST(Box, TilingAcceptsRandomCutsAndFindsHolesAndOverlaps) {
 // comparison of pairs would outlast the test's time-out.
 TEST(Box, TilingOfManyCellsTakesTimeInProportion) {
   DS_SEED_TRACE();
-  std::mt19937_64 rng(test_seed());
+  std::mt19937_64 rng(ds::run_seed());
   for (const Sizes& shape : {Sizes(8, 4), Sizes{256, 256}, Sizes{65536}, Sizes{1, 64, 1, 1024}}) {
     std::vector<Box> cells;
     for (int64_t i = 0; i < 65536; ++i) {
@@ -170,7 +171,7 @@ TEST(Box, TilingOfManyCellsTakesTimeInProportion) {
 
 TEST(Box, TilingOfManyRandomCuts) {
   DS_SEED_TRACE();
-  std::mt19937_64 rng(test_seed());
+  std::mt19937_64 rng(ds::run_seed());
   for (int round = 0; round < 5; ++round) {
     const Sizes shape = {61, 47, 13};
     std::vector<Box> boxes = {full_box(shape)};

@@ -11,6 +11,7 @@
 #include <functional>
 #include <thread>
 
+#include "fresh_seed.h"
 #include "unit/checkpoint/support.h"
 
 namespace ds::test {
@@ -54,7 +55,7 @@ std::string tag_of(int64_t step) {
 
 void kill_repeatedly(bool exchange, int rounds) {
   DS_SEED_TRACE();
-  std::mt19937_64 rng(test_seed());
+  std::mt19937_64 rng(ds::run_seed());
   const TempFolder folder;
   const fs::path save = folder.path() / "save";
   int64_t next = 1;
@@ -65,7 +66,7 @@ void kill_repeatedly(bool exchange, int rounds) {
     ASSERT_EQ(::pipe2(pipe_ends, O_CLOEXEC), 0);
     const pid_t child = spawn([&] {
       for (int64_t step = next;; ++step) {
-        save_sample(options_for(save, tag_of(step), exchange), test_seed(), step);
+        save_sample(options_for(save, tag_of(step), exchange), ds::run_seed(), step);
         if (::write(pipe_ends[1], &step, sizeof step) != sizeof step) return 1;
       }
     });
@@ -87,17 +88,17 @@ void kill_repeatedly(bool exchange, int rounds) {
     EXPECT_GE(step, committed);
     EXPECT_LE(step, committed + 1);
     EXPECT_EQ(latest.reader.tag(), tag_of(step));
-    expect_sample(latest.reader, test_seed());
+    expect_sample(latest.reader, ds::run_seed());
     for (const TagFolder& tag : list_tag_folders(save)) {
-      expect_sample(CheckpointReader::open(save, tag.tag), test_seed());
+      expect_sample(CheckpointReader::open(save, tag.tag), ds::run_seed());
     }
     next = step + 1;
   }
   EXPECT_GT(in_the_middle, rounds / 5) << "the kills did not hit saves";
   // The next save cleans up after all of them.
-  save_sample(options_for(save, "last"), test_seed(), next);
+  save_sample(options_for(save, "last"), ds::run_seed(), next);
   EXPECT_TRUE(leftovers(save).empty());
-  expect_sample(CheckpointReader::open(save), test_seed());
+  expect_sample(CheckpointReader::open(save), ds::run_seed());
 }
 
 TEST(Crash, KilledFiftyTimesTheLatestCheckpointLoads) { kill_repeatedly(true, 50); }
@@ -108,7 +109,7 @@ TEST(Crash, LeftoversOfEveryKindAreHandled) {
   DS_SEED_TRACE();
   const TempFolder folder;
   const fs::path save = folder.path() / "save";
-  save_sample(options_for(save, "rolling"), test_seed(), 1);
+  save_sample(options_for(save, "rolling"), ds::run_seed(), 1);
 
   // Died while writing blobs, and just before the rename.
   fs::create_directory(save / ".rolling.tmp.1.0");
@@ -124,16 +125,16 @@ TEST(Crash, LeftoversOfEveryKindAreHandled) {
   const std::vector<std::string> foreign = {".x.tmp.1.", ".x.tmp.111111111111111111111.0",
                                             ".x.tmp.1a.0"};
   for (const std::string& name : foreign) fs::create_directory(save / name);
-  expect_sample(open_latest_valid(save).reader, test_seed());
+  expect_sample(open_latest_valid(save).reader, ds::run_seed());
   // Died after moving the old one aside: the old one still answers to its tag.
   fs::rename(save / "rolling", save / ".rolling.old.1.0");
   EXPECT_EQ(CheckpointReader::open(save).tag(), "rolling");
   EXPECT_EQ(CheckpointReader::open(save, "rolling").tag(), "rolling");
-  expect_sample(open_latest_valid(save).reader, test_seed());
+  expect_sample(open_latest_valid(save).reader, ds::run_seed());
 
-  save_sample(options_for(save, "other"), test_seed(), 2);
+  save_sample(options_for(save, "other"), ds::run_seed(), 2);
   EXPECT_TRUE(fs::exists(save / "rolling/manifest.dsm"));
-  expect_sample(CheckpointReader::open(save, "rolling"), test_seed());
+  expect_sample(CheckpointReader::open(save, "rolling"), ds::run_seed());
   auto left = leftovers(save);
   std::sort(left.begin(), left.end());
   std::vector<std::string> kept = {".git", ".x.tmp.1.0"};
@@ -145,7 +146,7 @@ TEST(Crash, LeftoversOfEveryKindAreHandled) {
 
   // An old copy whose tag exists again is not needed.
   fs::copy(save / "rolling", save / ".rolling.old.1.3");
-  save_sample(options_for(save, "other"), test_seed(), 3);
+  save_sample(options_for(save, "other"), ds::run_seed(), 3);
   EXPECT_FALSE(fs::exists(save / ".rolling.old.1.3"));
 }
 
@@ -154,13 +155,13 @@ TEST(Crash, LeftoversGoWithEveryFileThatASaveMakes) {
   DS_SEED_TRACE();
   const TempFolder folder;
   const fs::path save = folder.path() / "save";
-  save_sample(options_for(save, "t"), test_seed(), 1);
+  save_sample(options_for(save, "t"), ds::run_seed(), 1);
   for (const char* name : {"manifest.dsm", "latest.next", "data-00000.bin", "data-00012.bin",
                            "part-00001.open", "part-00002.done", "part-00003.failed"}) {
     const fs::path left = save / ".next.tmp.1.0";
     fs::create_directory(left);
     spill(left / name, "x");
-    save_sample(options_for(save, "t"), test_seed(), 2);
+    save_sample(options_for(save, "t"), ds::run_seed(), 2);
     EXPECT_FALSE(fs::exists(left)) << name;
   }
 }
@@ -169,10 +170,10 @@ TEST(Crash, ForeignFilesInAReplacedCheckpointAreKept) {
   DS_SEED_TRACE();
   const TempFolder folder;
   const fs::path save = folder.path() / "save";
-  save_sample(options_for(save, "t"), test_seed(), 1);
+  save_sample(options_for(save, "t"), ds::run_seed(), 1);
   spill(save / "t/notes.txt", "mine");
-  save_sample(options_for(save, "t"), test_seed(), 2);
-  expect_sample(CheckpointReader::open(save), test_seed());
+  save_sample(options_for(save, "t"), ds::run_seed(), 2);
+  expect_sample(CheckpointReader::open(save), ds::run_seed());
   ASSERT_EQ(leftovers(save).size(), 1u);
   EXPECT_EQ(slurp(save / leftovers(save)[0] / "notes.txt"), "mine");
 }
@@ -182,11 +183,11 @@ TEST(Crash, WhatIsNoCheckpointIsNotReplaced) {
   const TempFolder folder;
   const fs::path save = folder.path() / "save";
   fs::create_directories(save / "t");
-  save_sample(options_for(save, "t"), test_seed(), 1);  // an empty folder is nobody's
-  expect_sample(CheckpointReader::open(save), test_seed());
+  save_sample(options_for(save, "t"), ds::run_seed(), 1);  // an empty folder is nobody's
+  expect_sample(CheckpointReader::open(save), ds::run_seed());
   fs::create_directories(save / "mine");
   spill(save / "mine/data-00000.bin", "not a checkpoint's");
-  const Error error = error_of([&] { save_sample(options_for(save, "mine"), test_seed(), 2); });
+  const Error error = error_of([&] { save_sample(options_for(save, "mine"), ds::run_seed(), 2); });
   EXPECT_EQ(error.code(), Code::kIo);
   for (const char* part : {"mine", "no checkpoint", "data-00000.bin", "manifest.dsm"}) {
     EXPECT_NE(error.message().find(part), std::string::npos) << error.message();
@@ -237,7 +238,7 @@ TEST(Crash, AFullDiskLeavesTheOldCheckpointAndNoRubbish) {
   DS_SEED_TRACE();
   const TempFolder folder;
   const fs::path save = folder.path() / "save";
-  save_sample(options_for(save, "t"), test_seed(), 1);
+  save_sample(options_for(save, "t"), ds::run_seed(), 1);
   // The limit hits the blob, then (with room for the blob's 77 KiB) nothing, then the manifest.
   for (const rlim_t limit : {rlim_t{10'000}, rlim_t{60'000}, rlim_t{1'000}, rlim_t{0}}) {
     const int code = wait_for(spawn([&] {
@@ -245,7 +246,7 @@ TEST(Crash, AFullDiskLeavesTheOldCheckpointAndNoRubbish) {
       const rlimit size{limit, limit};
       ::setrlimit(RLIMIT_FSIZE, &size);
       try {
-        save_sample(options_for(save, "t"), test_seed(), 2);
+        save_sample(options_for(save, "t"), ds::run_seed(), 2);
       } catch (const Error& error) {
         return error.code() == Code::kIo &&
                        error.message().find("data-00000.bin") != std::string::npos
@@ -257,7 +258,7 @@ TEST(Crash, AFullDiskLeavesTheOldCheckpointAndNoRubbish) {
     EXPECT_EQ(code, 0) << limit;
     EXPECT_TRUE(leftovers(save).empty());
     EXPECT_EQ(CheckpointReader::open(save).manifest().counters.global_steps, 1);
-    expect_sample(CheckpointReader::open(save), test_seed());
+    expect_sample(CheckpointReader::open(save), ds::run_seed());
   }
   // Only the manifest does not fit.
   const int code = wait_for(spawn([&] {
@@ -275,24 +276,24 @@ TEST(Crash, AFullDiskLeavesTheOldCheckpointAndNoRubbish) {
   }));
   EXPECT_EQ(code, 0);
   EXPECT_TRUE(leftovers(save).empty());
-  expect_sample(CheckpointReader::open(save), test_seed());
+  expect_sample(CheckpointReader::open(save), ds::run_seed());
 }
 
 TEST(Crash, FoldersThatCannotBeWrittenAreClearErrors) {
   DS_SEED_TRACE();
   const TempFolder folder;
   const fs::path save = folder.path() / "save";
-  save_sample(options_for(save, "t"), test_seed(), 1);
+  save_sample(options_for(save, "t"), ds::run_seed(), 1);
   ::chmod(folder.path().c_str(), 0755);
   ::chmod(save.c_str(), 0555);
   ::chmod((save / "t").c_str(), 0555);
   const int code = wait_for(spawn([&] {
     // The superuser may write anywhere: become somebody else.
     if (::geteuid() == 0 && (::setgid(65534) != 0 || ::setuid(65534) != 0)) return 3;
-    expect_sample(CheckpointReader::open(save), test_seed());
+    expect_sample(CheckpointReader::open(save), ds::run_seed());
     if (::testing::Test::HasFailure()) return 4;
     try {
-      save_sample(options_for(save, "t"), test_seed(), 2);
+      save_sample(options_for(save, "t"), ds::run_seed(), 2);
     } catch (const Error& error) {
       return error.code() == Code::kIo && error.message().find(save.string()) != std::string::npos
                  ? 0
@@ -303,7 +304,7 @@ TEST(Crash, FoldersThatCannotBeWrittenAreClearErrors) {
   EXPECT_EQ(code, 0);
   ::chmod(save.c_str(), 0755);
   ::chmod((save / "t").c_str(), 0755);
-  expect_sample(CheckpointReader::open(save), test_seed());
+  expect_sample(CheckpointReader::open(save), ds::run_seed());
 
   spill(folder.path() / "file", "x");
   EXPECT_EQ(error_of([&] { save_sample(options_for(folder.path() / "file", "t"), 1, 1); }).code(),
@@ -323,8 +324,8 @@ TEST(Crash, WritersAtOnceDoNotDisturbEachOther) {
     const fs::path save = folder.path() / "save";
     const auto work = [&](int id) {
       for (int i = 0; i < 8; ++i) {
-        save_sample(options_for(save, "same", exchange), test_seed(), 10 * id + i);
-        save_sample(options_for(save, "own" + std::to_string(id), exchange), test_seed(), i);
+        save_sample(options_for(save, "same", exchange), ds::run_seed(), 10 * id + i);
+        save_sample(options_for(save, "own" + std::to_string(id), exchange), ds::run_seed(), i);
       }
     };
     const pid_t child = spawn([&] {
@@ -350,9 +351,9 @@ TEST(Crash, WritersAtOnceDoNotDisturbEachOther) {
     EXPECT_TRUE(leftovers(save).empty());
     EXPECT_EQ(list_tag_folders(save).size(), 4u);
     for (const TagFolder& tag : list_tag_folders(save)) {
-      expect_sample(CheckpointReader::open(save, tag.tag), test_seed());
+      expect_sample(CheckpointReader::open(save, tag.tag), ds::run_seed());
     }
-    expect_sample(CheckpointReader::open(save), test_seed());
+    expect_sample(CheckpointReader::open(save), ds::run_seed());
   }
 }
 
@@ -361,9 +362,10 @@ TEST(Crash, ReadersSeeWholeCheckpointsWhileATagIsReplaced) {
   DS_SEED_TRACE();
   const TempFolder folder;
   const fs::path save = folder.path() / "save";
-  save_sample(options_for(save, "t"), test_seed(), 0);
+  save_sample(options_for(save, "t"), ds::run_seed(), 0);
   const pid_t child = spawn([&] {
-    for (int step = 1; step <= 40; ++step) save_sample(options_for(save, "t"), test_seed(), step);
+    for (int step = 1; step <= 40; ++step)
+      save_sample(options_for(save, "t"), ds::run_seed(), step);
     return 0;
   });
   int64_t last = 0;
@@ -372,7 +374,7 @@ TEST(Crash, ReadersSeeWholeCheckpointsWhileATagIsReplaced) {
     const auto reader = CheckpointReader::open(save, "t");
     EXPECT_GE(reader.manifest().counters.global_steps, last);
     last = reader.manifest().counters.global_steps;
-    expect_sample(reader, test_seed());
+    expect_sample(reader, ds::run_seed());
     if (HasFailure()) break;
   }
   EXPECT_EQ(wait_for(child), 0);
@@ -386,7 +388,7 @@ TEST(Crash, ALiveWritersFolderIsNotCleanedAway) {
   CheckpointWriter slow(options_for(save, "slow"));
   const std::string bytes(10, 'x');
   slow.part().add_tensor(make_meta("w", TensorKind::kModel, DType::kUInt8, {10}), bytes_of(bytes));
-  save_sample(options_for(save, "quick"), test_seed(), 1);
+  save_sample(options_for(save, "quick"), ds::run_seed(), 1);
   ASSERT_EQ(leftovers(save).size(), 1u);
   EXPECT_EQ(leftovers(save)[0].rfind(".slow.tmp.", 0), 0u) << leftovers(save)[0];
   slow.commit();
@@ -402,12 +404,12 @@ TEST(Crash, SavesGiveTheirDescriptorsBack) {
     return std::distance(fs::directory_iterator("/proc/self/fd"), fs::directory_iterator());
   };
   const CheckpointWriter slow(options_for(save, "slow"));  // its folder cannot be locked by others
-  save_sample(options_for(save, "t"), test_seed(), 0);
+  save_sample(options_for(save, "t"), ds::run_seed(), 0);
   const auto before = open_now();
   for (const bool exchange : {true, false}) {
     auto options = options_for(save, "t");
     options.exchange = exchange;
-    for (int64_t step = 1; step <= 3; ++step) save_sample(options, test_seed(), step);
+    for (int64_t step = 1; step <= 3; ++step) save_sample(options, ds::run_seed(), step);
     EXPECT_EQ(open_now(), before) << "exchange " << exchange;
   }
 }

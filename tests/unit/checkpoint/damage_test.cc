@@ -7,6 +7,7 @@
 
 #include "base/checksum.h"
 #include "checkpoint/rank_parts.h"
+#include "fresh_seed.h"
 #include "unit/checkpoint/support.h"
 
 namespace ds::test {
@@ -23,12 +24,12 @@ class DamageTest : public ::testing::Test {
     options.counters.global_steps = 7;
     CheckpointWriter writer(options);
     for (const SampleTensor& t : sample_tensors()) {
-      writer.part().add_tensor(t.meta, bytes_of(random_bytes(test_seed(), 7, 0, t.bytes())));
+      writer.part().add_tensor(t.meta, bytes_of(random_bytes(ds::run_seed(), 7, 0, t.bytes())));
     }
     writer.part().set_text("note", "a state entry");
     PartWriter part(writer.temporary(), 1, {.chunk_bytes = 64});
     part.add_tensor(make_meta("other", TensorKind::kModel, DType::kUInt8, {100}),
-                    bytes_of(random_bytes(test_seed(), 7, 1, 100)));
+                    bytes_of(random_bytes(ds::run_seed(), 7, 1, 100)));
     writer.merge(part.finish());
     writer.commit();
   }
@@ -81,7 +82,7 @@ TEST_F(DamageTest, ASparseStateIsRefusedBeforeItIsRead) {
 
 TEST_F(DamageTest, EveryFlippedByteOfTheManifestIsLocated) {
   DS_SEED_TRACE();
-  std::mt19937_64 rng(test_seed());
+  std::mt19937_64 rng(ds::run_seed());
   const std::string original = slurp(file("manifest.dsm"));
   for (size_t i = 0; i < original.size(); ++i) {
     poke(file("manifest.dsm"), i,
@@ -102,7 +103,7 @@ TEST_F(DamageTest, EveryFlippedByteOfTheManifestIsLocated) {
 
 TEST_F(DamageTest, EveryFlippedByteOfABlobIsLocated) {
   DS_SEED_TRACE();
-  std::mt19937_64 rng(test_seed());
+  std::mt19937_64 rng(ds::run_seed());
   size_t padding = 0;
   for (const char* name : {"data-00000.bin", "data-00001.bin"}) {
     const std::string original = slurp(file(name));
@@ -176,7 +177,7 @@ TEST_F(DamageTest, EveryFlippedByteOfLatestIsDetected) {
 
 TEST_F(DamageTest, EveryTruncationAndForeignBytesAreDetected) {
   DS_SEED_TRACE();
-  std::mt19937_64 rng(test_seed());
+  std::mt19937_64 rng(ds::run_seed());
   for (const char* name : {"manifest.dsm", "data-00000.bin", "data-00001.bin"}) {
     const std::string original = slurp(file(name));
     std::vector<size_t> sizes = {0, 1, 63, 64, original.size() - 1};
@@ -360,7 +361,7 @@ TEST(HandoverFiles, AreToldByTheirNames) {
 
 TEST_F(DamageTest, MutatedManifestsWithRightChecksumsNeverCrash) {
   DS_SEED_TRACE();
-  std::mt19937_64 rng(test_seed());
+  std::mt19937_64 rng(ds::run_seed());
   const std::string original = slurp(file("manifest.dsm"));
   const size_t length =
       static_cast<unsigned char>(original[16]) + 256 * static_cast<unsigned char>(original[17]);
@@ -407,7 +408,7 @@ TEST_F(DamageTest, MutatedManifestsWithRightChecksumsNeverCrash) {
 
 TEST(ManifestTest, RandomBytesAreRefused) {
   DS_SEED_TRACE();
-  std::mt19937_64 rng(test_seed());
+  std::mt19937_64 rng(ds::run_seed());
   for (int round = 0; round < 2000; ++round) {
     std::string bytes(rng() % 300, '\0');
     for (char& c : bytes) c = static_cast<char>(rng());

@@ -13,6 +13,7 @@
 #include "base/checksum.h"
 #include "base/thread_pool.h"
 #include "checkpoint/background_save.h"
+#include "fresh_seed.h"
 #include "unit/checkpoint/support.h"
 
 namespace ds::test {
@@ -70,7 +71,7 @@ CheckpointWriterOptions large_options(const fs::path& save, const std::string& t
 // Threads, a snapshot and the size of chunks change how a blob is written, not what is in it.
 TEST(Large, EveryWayOfWritingGivesTheSameFile) {
   DS_SEED_TRACE();
-  std::mt19937_64 rng(test_seed());
+  std::mt19937_64 rng(ds::run_seed());
   const TempFolder folder;
   const fs::path save = folder.path() / "save";
   const std::vector<Item> list = items(rng);
@@ -94,7 +95,7 @@ TEST(Large, EveryWayOfWritingGivesTheSameFile) {
       std::vector<io::Buffer> lasting;
       const size_t shift = way < 6 ? 0 : 64;
       for (size_t i = 0; i < list.size(); ++i) {
-        const std::vector<std::byte> bytes = content(test_seed(), i, list[i].bytes);
+        const std::vector<std::byte> bytes = content(ds::run_seed(), i, list[i].bytes);
         if (way < 4) {
           writer.part().add_tensor(list[i].meta, bytes);
           continue;
@@ -139,19 +140,19 @@ TEST(Large, ManyThatAreWrittenFromWhereTheyLie) {
                     kBytes});
     lasting.emplace_back(static_cast<int64_t>(kBytes));
     const auto place = lasting.back().bytes().first(kBytes);
-    const std::vector<std::byte> bytes = content(test_seed(), i, kBytes);
+    const std::vector<std::byte> bytes = content(ds::run_seed(), i, kBytes);
     std::copy(bytes.begin(), bytes.end(), place.begin());
     writer.part().add_tensor(list.back().meta, place, Lifetime::kUntilFinish);
   }
   writer.commit();
   const CheckpointReader reader = CheckpointReader::open(save);
   EXPECT_TRUE(reader.verify_all().empty());
-  expect_items(reader, list, test_seed());
+  expect_items(reader, list, ds::run_seed());
 }
 
 TEST(Large, AnyOrderOfReadingGivesTheSameBytes) {
   DS_SEED_TRACE();
-  std::mt19937_64 rng(test_seed());
+  std::mt19937_64 rng(ds::run_seed());
   const TempFolder folder;
   const fs::path save = folder.path() / "save";
   const std::vector<Item> list = items(rng);
@@ -161,20 +162,20 @@ TEST(Large, AnyOrderOfReadingGivesTheSameBytes) {
     auto options = large_options(save, "t");
     options.blob.chunk_bytes = chunk;
     CheckpointWriter writer(options);
-    add_items(writer.part(), list, test_seed());
+    add_items(writer.part(), list, ds::run_seed());
     writer.commit();
     CheckpointReader reader = CheckpointReader::open(save);
-    expect_items(reader, list, test_seed());
+    expect_items(reader, list, ds::run_seed());
     EXPECT_TRUE(reader.verify_all().empty());
     reader.use_threads(&pool);
-    expect_items(reader, list, test_seed());
+    expect_items(reader, list, ds::run_seed());
     std::vector<std::thread> threads;
     for (int t = 0; t < 3; ++t) {
       threads.emplace_back([&, t] {
-        std::mt19937_64 mine(test_seed() + static_cast<uint64_t>(t));
+        std::mt19937_64 mine(ds::run_seed() + static_cast<uint64_t>(t));
         for (int i = 0; i < 40; ++i) {
           const size_t item = mine() % list.size();
-          const std::vector<std::byte> whole = content(test_seed(), item, list[item].bytes);
+          const std::vector<std::byte> whole = content(ds::run_seed(), item, list[item].bytes);
           const size_t from = mine() % whole.size();
           const size_t n = mine() % 4 == 0 ? whole.size() - from
                                            : std::min<size_t>(mine() % 5000, whole.size() - from);
@@ -193,12 +194,12 @@ TEST(Large, AnyOrderOfReadingGivesTheSameBytes) {
 
 TEST(Large, DamageIsLocatedWhileReadingAhead) {
   DS_SEED_TRACE();
-  std::mt19937_64 rng(test_seed());
+  std::mt19937_64 rng(ds::run_seed());
   const TempFolder folder;
   const fs::path save = folder.path() / "save";
   const std::vector<Item> list = items(rng);
   CheckpointWriter writer(large_options(save, "t"));
-  add_items(writer.part(), list, test_seed());
+  add_items(writer.part(), list, ds::run_seed());
   writer.commit();
   const fs::path file = save / "t/data-00000.bin";
   const std::string good = slurp(file);
@@ -220,7 +221,7 @@ TEST(Large, DamageIsLocatedWhileReadingAhead) {
     poke(file, at, good[at]);
     EXPECT_TRUE(reader.verify_all().empty());
   }
-  expect_items(reader, list, test_seed());
+  expect_items(reader, list, ds::run_seed());
   // Cut short behind the reader's back: no hang, and the place is named.
   fs::resize_file(file, 10'000'000);
   std::vector<std::byte> out(list[6].bytes);
@@ -231,7 +232,7 @@ TEST(Large, DamageIsLocatedWhileReadingAhead) {
 
 TEST(Background, ASnapshotIsWhatWasAddedAndBuffersServeAgain) {
   DS_SEED_TRACE();
-  std::mt19937_64 rng(test_seed());
+  std::mt19937_64 rng(ds::run_seed());
   const TempFolder folder;
   const fs::path save = folder.path() / "save";
   const std::vector<Item> list = items(rng);
@@ -248,7 +249,7 @@ TEST(Background, ASnapshotIsWhatWasAddedAndBuffersServeAgain) {
       auto writer = std::make_unique<CheckpointWriter>(options);
       for (size_t i = 0; i < list.size(); ++i) {
         std::vector<std::byte> bytes =
-            content(test_seed() + static_cast<uint64_t>(step), i, list[i].bytes);
+            content(ds::run_seed() + static_cast<uint64_t>(step), i, list[i].bytes);
         writer->part().add_tensor(list[i].meta, bytes);
         std::fill(bytes.begin(), bytes.end(), std::byte{0});  // training goes on
       }
@@ -263,7 +264,7 @@ TEST(Background, ASnapshotIsWhatWasAddedAndBuffersServeAgain) {
   EXPECT_EQ(read_latest(save), "step2");
   for (int step = 0; step < 3; ++step) {
     expect_items(CheckpointReader::open(save, "step" + std::to_string(step)), list,
-                 test_seed() + static_cast<uint64_t>(step));
+                 ds::run_seed() + static_cast<uint64_t>(step));
   }
 }
 
@@ -293,7 +294,7 @@ TEST(Background, AFailureIsToldOnceAndTheOldCheckpointStays) {
   DS_SEED_TRACE();
   const TempFolder folder;
   const fs::path save = folder.path() / "save";
-  save_sample(large_options(save, "old"), test_seed(), 1);
+  save_sample(large_options(save, "old"), ds::run_seed(), 1);
   MemoryAccount account;
   BackgroundSave background(&account);
   background.wait();
@@ -310,7 +311,7 @@ TEST(Background, AFailureIsToldOnceAndTheOldCheckpointStays) {
   EXPECT_NO_THROW(background.wait());
   EXPECT_TRUE(leftovers(save).empty());
   EXPECT_EQ(read_latest(save), "old");
-  expect_sample(CheckpointReader::open(save), test_seed());
+  expect_sample(CheckpointReader::open(save), ds::run_seed());
 }
 
 // What cannot be done in the background is done at once.
@@ -334,13 +335,13 @@ TEST(Background, ASaveNeedsNoThread) {
 // Killed while a save goes on in the background, the checkpoint before it loads.
 TEST(Background, KilledInTheMiddleTheOldCheckpointLoads) {
   DS_SEED_TRACE();
-  std::mt19937_64 rng(test_seed());
+  std::mt19937_64 rng(ds::run_seed());
   const TempFolder folder;
   const fs::path save = folder.path() / "save";
   const std::vector<Item> list = items(rng);
   {
     CheckpointWriter writer(large_options(save, "step0"));
-    add_items(writer.part(), list, test_seed());
+    add_items(writer.part(), list, ds::run_seed());
     writer.commit();
   }
   int interrupted = 0;
@@ -357,7 +358,7 @@ TEST(Background, KilledInTheMiddleTheOldCheckpointLoads) {
       options.counters.global_steps = round;
       options.blob.hold = background.buffers();
       auto writer = std::make_unique<CheckpointWriter>(options);
-      add_items(writer->part(), list, test_seed());
+      add_items(writer->part(), list, ds::run_seed());
       background.start(std::move(writer), tag);
       if (::write(ends[1], "x", 1) != 1) ::_exit(1);
       background.join();
@@ -373,7 +374,7 @@ TEST(Background, KilledInTheMiddleTheOldCheckpointLoads) {
     if (read_latest(save) != tag) ++interrupted;
     const LatestCheckpoint latest = open_latest_valid(save);
     EXPECT_TRUE(latest.skipped.empty());
-    expect_items(latest.reader, list, test_seed());
+    expect_items(latest.reader, list, ds::run_seed());
   }
   EXPECT_GT(interrupted, 0) << "no kill hit a save";
 }

@@ -11,6 +11,7 @@
 #include <stdexcept>
 
 #include "checkpoint/run_id.h"
+#include "fresh_seed.h"
 #include "unit/checkpoint/support.h"
 
 namespace ds::test {
@@ -97,12 +98,12 @@ class Races : public ::testing::TestWithParam<bool> {
     flock_error() = 0;
   }
   void write(const std::string& tag, int64_t step) const {
-    save_sample(options_for(save_, tag, GetParam()), test_seed(), step);
+    save_sample(options_for(save_, tag, GetParam()), ds::run_seed(), step);
   }
   void expect_step(const std::string& tag, int64_t step) const {
     const CheckpointReader reader = CheckpointReader::open(save_, tag);
     EXPECT_EQ(reader.manifest().counters.global_steps, step);
-    expect_sample(reader, test_seed());
+    expect_sample(reader, ds::run_seed());
   }
   // Calls `act` before the first rename for which `which` holds; it gives the error.
   template <class Which, class Act>

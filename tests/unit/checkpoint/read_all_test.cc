@@ -7,13 +7,14 @@
 #include <numeric>
 
 #include "base/thread_pool.h"
+#include "fresh_seed.h"
 #include "unit/checkpoint/support.h"
 
 namespace ds::test {
 namespace {
 
 std::vector<std::byte> content(uint64_t item, size_t n) {
-  std::mt19937_64 rng(test_seed() * 1000 + item);
+  std::mt19937_64 rng(ds::run_seed() * 1000 + item);
   std::vector<uint64_t> words(n / 8 + 1);
   for (uint64_t& word : words) word = rng();
   std::vector<std::byte> out(n);
@@ -25,7 +26,7 @@ std::vector<std::byte> content(uint64_t item, size_t n) {
 class ReadAll : public ::testing::TestWithParam<int64_t> {
  protected:
   void SetUp() override {
-    std::mt19937_64 rng(test_seed());
+    std::mt19937_64 rng(ds::run_seed());
     CheckpointWriterOptions options;
     options.folder = folder_.path() / "save";
     options.tag = "t";
@@ -108,7 +109,7 @@ class ReadAll : public ::testing::TestWithParam<int64_t> {
 
 TEST_P(ReadAll, GivesEveryByte) {
   DS_SEED_TRACE();
-  std::mt19937_64 rng(test_seed() + 1);
+  std::mt19937_64 rng(ds::run_seed() + 1);
   ThreadPool pool(3);
   CheckpointReader reader = CheckpointReader::open(folder_.path() / "save");
   ASSERT_GT(reader.manifest().blobs.at(0).size, BulkRead::kLeastBytes);
@@ -123,7 +124,7 @@ TEST_P(ReadAll, GivesEveryByte) {
 // Ranges of tensors are read and checked alone: damage elsewhere is nobody's, in them it is found.
 TEST_P(ReadAll, RangesAreReadAndCheckedAlone) {
   DS_SEED_TRACE();
-  std::mt19937_64 rng(test_seed() + 3);
+  std::mt19937_64 rng(ds::run_seed() + 3);
   const CheckpointReader whole = CheckpointReader::open(folder_.path() / "save");
   const uint64_t chunk = whole.manifest().blobs.at(0).chunk_bytes;
   for (const size_t item : {0, 1, 2, 3}) {  // whole, two runs, two halves by column, small
@@ -188,7 +189,7 @@ TEST_P(ReadAll, WhatIsAskedForTwiceIsCheckedAlone) {
 
 TEST_P(ReadAll, FindsDamageWhereverItLies) {
   DS_SEED_TRACE();
-  std::mt19937_64 rng(test_seed() + 2);
+  std::mt19937_64 rng(ds::run_seed() + 2);
   ThreadPool pool(2);
   CheckpointReader reader = CheckpointReader::open(folder_.path() / "save");
   reader.use_threads(&pool);

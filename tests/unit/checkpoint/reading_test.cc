@@ -1,4 +1,5 @@
 // Readers that jump between files, and whose files go while they are open.
+#include "fresh_seed.h"
 #include "unit/checkpoint/support.h"
 
 namespace ds::test {
@@ -18,7 +19,7 @@ std::vector<std::string> save_two(const fs::path& folder) {
   options.topology.world = options.topology.data = 2;
   CheckpointWriter writer(options);
   std::vector<std::string> content;
-  std::mt19937_64 random(test_seed());
+  std::mt19937_64 random(ds::run_seed());
   for (int rank = 0; rank < 2; ++rank) {
     std::string& bytes = content.emplace_back(static_cast<size_t>(kBytes), '\0');
     for (size_t i = 0; i + 8 <= bytes.size(); i += 8) {
@@ -55,7 +56,7 @@ TEST(Reading, JumpsBetweenFiles) {
     expect_range(reader, content, 1 - rank, 6 << 20, (6 << 20) + 100'000);
     expect_range(reader, content, rank, 6 << 20, (6 << 20) + 100'000);
   }
-  std::mt19937_64 random(test_seed());
+  std::mt19937_64 random(ds::run_seed());
   for (int round = 0; round < 40; ++round) {
     const int64_t most = round % 4 == 0 ? 6'000'000 : 200'000;
     const auto begin = static_cast<int64_t>(random() % kBytes);

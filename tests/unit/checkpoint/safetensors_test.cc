@@ -1,6 +1,7 @@
 // safetensors: known vectors, every rejection the format asks for, shards, random damage.
 #include "checkpoint/safetensors.h"
 
+#include "fresh_seed.h"
 #include "unit/checkpoint/support.h"
 
 namespace ds::test {
@@ -86,7 +87,7 @@ TEST_F(SafetensorsTest, EveryTypeComesBackBitForBit) {
   std::vector<SafetensorsTensor> tensors;
   std::vector<std::string> contents;
   for (int code = 1; code <= 13; ++code) {
-    contents.push_back(random_bytes(test_seed(), 0, static_cast<uint32_t>(code),
+    contents.push_back(random_bytes(ds::run_seed(), 0, static_cast<uint32_t>(code),
                                     6 * static_cast<size_t>(dtype_size(static_cast<DType>(code)))));
   }
   for (int code = 1; code <= 13; ++code) {
@@ -201,8 +202,8 @@ TEST_F(SafetensorsTest, LegalOddities) {
 
 TEST_F(SafetensorsTest, RandomDamageNeverCrashes) {
   DS_SEED_TRACE();
-  std::mt19937_64 rng(test_seed());
-  const std::string data = random_bytes(test_seed(), 0, 0, 24);
+  std::mt19937_64 rng(ds::run_seed());
+  const std::string data = random_bytes(ds::run_seed(), 0, 0, 24);
   write_safetensors(path(), {{"weight", DType::kFloat32, {2, 3}, bytes_of(data)},
                              {"half", DType::kBFloat16, {3}, bytes_of(data).first(6)}});
   const std::string original = slurp(path());
@@ -236,7 +237,7 @@ TEST_F(SafetensorsTest, RandomDamageNeverCrashes) {
 TEST_F(SafetensorsTest, ShardsAndTheirIndex) {
   DS_SEED_TRACE();
   std::vector<std::string> contents;
-  for (uint32_t i = 0; i < 5; ++i) contents.push_back(random_bytes(test_seed(), 0, i, 100));
+  for (uint32_t i = 0; i < 5; ++i) contents.push_back(random_bytes(ds::run_seed(), 0, i, 100));
   std::vector<SafetensorsTensor> tensors;
   for (size_t i = 0; i < 5; ++i) {
     tensors.push_back({"t" + std::to_string(i), DType::kUInt8, {100}, bytes_of(contents[i])});
@@ -281,7 +282,7 @@ TEST_F(SafetensorsTest, ShardsAndTheirIndex) {
 TEST_F(SafetensorsTest, PiecesMakeTheFileThatWholeTensorsMake) {
   DS_SEED_TRACE();
   std::vector<std::string> contents;
-  for (uint32_t i = 0; i < 4; ++i) contents.push_back(random_bytes(test_seed(), 0, i, 120));
+  for (uint32_t i = 0; i < 4; ++i) contents.push_back(random_bytes(ds::run_seed(), 0, i, 120));
   const auto tensors_of = [&](const auto& comes_in_pieces) {
     std::vector<SafetensorsTensor> out;
     for (size_t i = 0; i < contents.size(); ++i) {

@@ -7,6 +7,7 @@
 #include "checkpoint/listing.h"
 #include "checkpoint/retention.h"
 #include "checkpoint/run_id.h"
+#include "fresh_seed.h"
 #include "unit/checkpoint/support.h"
 #include "unit/engine/log_lines.h"
 
@@ -23,12 +24,12 @@ CheckpointWriterOptions options_for(const TempFolder& folder, const std::string&
 TEST(SaveLoad, EverythingComesBackBitForBit) {
   DS_SEED_TRACE();
   const TempFolder folder;
-  save_sample(options_for(folder, "global_step3"), test_seed(), 3);
+  save_sample(options_for(folder, "global_step3"), ds::run_seed(), 3);
   const auto reader = CheckpointReader::open(folder.path() / "save");
   EXPECT_EQ(reader.tag(), "global_step3");
   EXPECT_EQ(reader.manifest().writer, "test 1.0");
   EXPECT_EQ(reader.manifest().topology.zero_stage, 1);
-  expect_sample(reader, test_seed());
+  expect_sample(reader, ds::run_seed());
   EXPECT_TRUE(std::signbit(reader.state_double("loss_scale")));
   EXPECT_EQ(reader.find("lm_head.weight", TensorKind::kModel),
             reader.find("wte.weight", TensorKind::kModel));
@@ -39,7 +40,7 @@ TEST(SaveLoad, EverythingComesBackBitForBit) {
 TEST(SaveLoad, BlobItemsAreAlignedAndTheSameSaveGivesTheSameBytes) {
   DS_SEED_TRACE();
   const TempFolder folder;
-  save_sample(options_for(folder, "a"), test_seed(), 3);
+  save_sample(options_for(folder, "a"), ds::run_seed(), 3);
   const auto reader = CheckpointReader::open(folder.path() / "save");
   for (const TensorRecord& t : reader.manifest().tensors) {
     for (const TensorSlice& s : t.slices) EXPECT_EQ(s.range.offset % 64, 0u);
@@ -52,7 +53,7 @@ TEST(SaveLoad, BlobItemsAreAlignedAndTheSameSaveGivesTheSameBytes) {
   }
   const std::string manifest = slurp(reader.folder() / "manifest.dsm");
   const std::string blob = slurp(reader.folder() / "data-00000.bin");
-  save_sample(options_for(folder, "a"), test_seed(), 3);
+  save_sample(options_for(folder, "a"), ds::run_seed(), 3);
   EXPECT_EQ(slurp(folder.path() / "save/a/manifest.dsm"), manifest);
   EXPECT_EQ(slurp(folder.path() / "save/a/data-00000.bin"), blob);
 }
@@ -60,7 +61,7 @@ TEST(SaveLoad, BlobItemsAreAlignedAndTheSameSaveGivesTheSameBytes) {
 // Several ranks write flat partitions; any box and any other partition reads back.
 TEST(SaveLoad, AnyTopologyReadsWhatAnotherWrote) {
   DS_SEED_TRACE();
-  std::mt19937_64 rng(test_seed());
+  std::mt19937_64 rng(ds::run_seed());
   for (const int ranks : {1, 2, 3, 5}) {
     SCOPED_TRACE(ranks);
     const TempFolder folder;
@@ -70,8 +71,8 @@ TEST(SaveLoad, AnyTopologyReadsWhatAnotherWrote) {
     CheckpointWriter writer(options);
     const TensorMeta flat = make_meta("w", TensorKind::kMaster, DType::kFloat32, {11, 7, 3});
     const TensorMeta rows = make_meta("w", TensorKind::kModel, DType::kBFloat16, {60, 5});
-    const std::string flat_bytes = random_bytes(test_seed(), 1, 0, 11 * 7 * 3 * 4);
-    const std::string row_bytes = random_bytes(test_seed(), 1, 1, 60 * 5 * 2);
+    const std::string flat_bytes = random_bytes(ds::run_seed(), 1, 0, 11 * 7 * 3 * 4);
+    const std::string row_bytes = random_bytes(ds::run_seed(), 1, 1, 60 * 5 * 2);
     for (int r = ranks - 1; r >= 0; --r) {
       std::optional<PartWriter> other;
       if (r > 0) other.emplace(writer.temporary(), r, BlobOptions{.chunk_bytes = 128});
@@ -172,7 +173,7 @@ TEST(SaveLoad, LargeTensorsSpanChunksAndStreamThrough) {
   const TempFolder folder;
   auto options = options_for(folder, "big");
   const TensorMeta meta = make_meta("w", TensorKind::kModel, DType::kUInt8, {3 << 20});
-  const std::string bytes = random_bytes(test_seed(), 0, 0, 3 << 20);
+  const std::string bytes = random_bytes(ds::run_seed(), 0, 0, 3 << 20);
   CheckpointWriter writer(options);
   writer.part().add_tensor(make_meta("a", TensorKind::kModel, DType::kUInt8, {5}),
                            bytes_of(bytes).first(5));
@@ -193,12 +194,12 @@ TEST(SaveLoad, ThreadsReadOneCheckpointAtOnce) {
   const TempFolder folder;
   auto options = options_for(folder, "t");
   options.blob.chunk_bytes = 256;
-  save_sample(options, test_seed(), 4);
+  save_sample(options, ds::run_seed(), 4);
   const auto reader = CheckpointReader::open(folder.path() / "save");
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([&] {
-      for (int round = 0; round < 20; ++round) expect_sample(reader, test_seed());
+      for (int round = 0; round < 20; ++round) expect_sample(reader, ds::run_seed());
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -211,10 +212,10 @@ TEST(SaveLoad, SavingATagAgainReplacesItBothWays) {
     auto options = options_for(folder, "rolling");
     options.exchange = exchange;
     for (const int64_t step : {1, 2, 3}) {
-      save_sample(options, test_seed(), step);
+      save_sample(options, ds::run_seed(), step);
       const auto reader = CheckpointReader::open(folder.path() / "save");
       EXPECT_EQ(reader.manifest().counters.global_steps, step);
-      expect_sample(reader, test_seed());
+      expect_sample(reader, ds::run_seed());
       EXPECT_TRUE(leftovers(folder.path() / "save").empty());
     }
   }
@@ -223,14 +224,14 @@ TEST(SaveLoad, SavingATagAgainReplacesItBothWays) {
 TEST(SaveLoad, NothingChangesWithoutCommit) {
   DS_SEED_TRACE();
   const TempFolder folder;
-  save_sample(options_for(folder, "one"), test_seed(), 1);
+  save_sample(options_for(folder, "one"), ds::run_seed(), 1);
   {
     CheckpointWriter writer(options_for(folder, "one"));
     writer.part().set_int("x", 1);
     EXPECT_EQ(leftovers(folder.path() / "save").size(), 1u);
   }
   EXPECT_TRUE(leftovers(folder.path() / "save").empty());
-  expect_sample(CheckpointReader::open(folder.path() / "save"), test_seed());
+  expect_sample(CheckpointReader::open(folder.path() / "save"), ds::run_seed());
 }
 
 TEST(SaveLoad, LatestCanStayWhereItIs) {

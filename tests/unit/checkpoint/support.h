@@ -19,6 +19,7 @@
 #include "base/philox.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/writer.h"
+#include "fresh_seed.h"
 
 namespace ds::test {
 
@@ -42,15 +43,7 @@ class TempFolder {
   fs::path path_;
 };
 
-// A new seed per run; DS_TEST_SEED repeats one that a failure printed.
-inline uint64_t test_seed() {
-  static const uint64_t seed = [] {
-    const char* text = std::getenv("DS_TEST_SEED");
-    return text != nullptr ? std::strtoull(text, nullptr, 10) : std::random_device{}();
-  }();
-  return seed;
-}
-#define DS_SEED_TRACE() SCOPED_TRACE("DS_TEST_SEED=" + std::to_string(::ds::test::test_seed()))
+#define DS_SEED_TRACE() SCOPED_TRACE("DS_TEST_SEED=" + std::to_string(ds::run_seed()))
 
 inline std::string slurp(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);

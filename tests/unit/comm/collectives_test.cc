@@ -1,5 +1,6 @@
 // Every collective against plain loops: element types, ranks, odd sizes, private and shared memory,
 // over every transport, with the same bits everywhere.
+#include "fresh_seed.h"
 #include "unit/comm/support.h"
 
 namespace ds::testing {
@@ -11,7 +12,7 @@ constexpr DType kAllTypes[] = {DType::kFloat32, DType::kFloat64, DType::kFloat16
                                DType::kBool};
 class Collectives : public ::testing::TestWithParam<Maker> {
  protected:
-  void SetUp() override { RecordProperty("seed", std::to_string(base_seed())); }
+  void SetUp() override { RecordProperty("seed", std::to_string(ds::run_seed())); }
 };
 
 Tensor tensor_of(Communicator& comm, bool shared, DType dtype, int64_t elements) {
@@ -20,9 +21,9 @@ Tensor tensor_of(Communicator& comm, bool shared, DType dtype, int64_t elements)
 }
 
 std::vector<std::byte> input_of(DType dtype, int64_t elements, int rank) {
-  return random_bytes(
-      dtype, elements,
-      base_seed() + static_cast<uint64_t>(rank) * 1000003 + static_cast<uint64_t>(elements) * 17);
+  return random_bytes(dtype, elements,
+                      ds::run_seed() + static_cast<uint64_t>(rank) * 1000003 +
+                          static_cast<uint64_t>(elements) * 17);
 }
 
 std::vector<std::vector<std::byte>> inputs_of(DType dtype, int64_t elements, int size) {
@@ -37,7 +38,7 @@ std::vector<std::byte> piece_of(const std::vector<std::byte>& whole, int64_t beg
 
 std::string place(Communicator& comm, DType dtype, int64_t elements, bool shared) {
   return str_cat("rank ", comm.rank(), " of ", comm.size(), ", ", dtype_name(dtype), " x ",
-                 elements, shared ? " shared" : " private", ", DS_TEST_SEED=", base_seed());
+                 elements, shared ? " shared" : " private", ", DS_TEST_SEED=", ds::run_seed());
 }
 
 // Small enough to travel with the record, and larger than one staging chunk.
@@ -168,7 +169,7 @@ TEST_P(Collectives, MovementsOfEveryType) {
 }
 
 TEST_P(Collectives, CountsByRank) {
-  std::mt19937_64 random(base_seed());
+  std::mt19937_64 random(ds::run_seed());
   for (const int size : world_sizes()) {
     const World world = GetParam().make(size, quick_options());
     for (int round = 0; round < 6; ++round) {
@@ -196,7 +197,7 @@ TEST_P(Collectives, CountsByRank) {
           put(input, random_bytes(DType::kInt16, own, seed + self));
           const Tensor output = make_tensor(DType::kInt16, total);
           comm.all_gather_v(output, input, counts[0])->wait();
-          EXPECT_TRUE(equal_bytes(output, expected)) << "DS_TEST_SEED=" << base_seed();
+          EXPECT_TRUE(equal_bytes(output, expected)) << "DS_TEST_SEED=" << ds::run_seed();
 
           // all_to_all_v: rank i sends counts[i][j] to rank j.
           std::vector<int64_t> receive;
@@ -222,7 +223,7 @@ TEST_P(Collectives, CountsByRank) {
           put(from, random_bytes(DType::kInt16, sent, seed + 7 * self));
           const Tensor to = make_tensor(DType::kInt16, received);
           comm.all_to_all_v(to, from, receive, counts[self])->wait();
-          EXPECT_TRUE(equal_bytes(to, turned)) << "DS_TEST_SEED=" << base_seed();
+          EXPECT_TRUE(equal_bytes(to, turned)) << "DS_TEST_SEED=" << ds::run_seed();
         }
       }));
     }
@@ -248,7 +249,7 @@ TEST_P(Collectives, NotANumberIsKept) {
 TEST_P(Collectives, ManyInFlight) {
   const World world = GetParam().make(3, quick_options());
   expect_ok(run_ranks(world, [&](Communicator& comm) {
-    std::mt19937_64 random(base_seed() + static_cast<uint64_t>(comm.rank()));
+    std::mt19937_64 random(ds::run_seed() + static_cast<uint64_t>(comm.rank()));
     std::vector<Tensor> tensors;
     std::vector<WorkPtr> works;
     for (int i = 0; i < 60; ++i) {

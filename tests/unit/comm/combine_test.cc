@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "fresh_seed.h"
 #include "kernels/simd_targets.h"
 
 #include <hwy/highway.h>
@@ -34,7 +35,7 @@ void check(DType dtype, ReduceOp op, int64_t n, size_t skew, bool stream, int co
   std::vector<std::vector<std::byte>> inputs;
   std::vector<Buffer<T>> buffers;
   for (int i = 0; i < count; ++i) {
-    inputs.push_back(random_bytes(dtype, n, base_seed() + static_cast<uint64_t>(i) * 977));
+    inputs.push_back(random_bytes(dtype, n, ds::run_seed() + static_cast<uint64_t>(i) * 977));
     buffers.emplace_back(n, (skew + static_cast<size_t>(i)) % 9);
     if (n > 0) std::memcpy(buffers.back().data(), inputs.back().data(), inputs.back().size());
   }
@@ -68,7 +69,7 @@ void check(DType dtype, ReduceOp op, int64_t n, size_t skew, bool stream, int co
     EXPECT_TRUE(n == 0 || std::memcmp(result, expected.data(), expected.size()) == 0)
         << dtype_name(dtype) << " " << reduce_op_name(op) << " n " << n << " skew " << skew
         << (stream ? " streamed" : "") << (interrupted ? " interrupted" : "")
-        << " DS_TEST_SEED=" << base_seed();
+        << " DS_TEST_SEED=" << ds::run_seed();
   }
   for (Buffer<T>* buffer : {&first, &second}) {  // nothing beyond
     const T zero{};
@@ -109,7 +110,7 @@ TEST_P(Combine, EveryType) {
 TEST_P(Combine, StreamingCopies) {
   for (const int64_t n : {0, 1, 63, 64, 65, 400, 4099}) {
     for (const size_t skew : {size_t{0}, size_t{1}, size_t{40}}) {
-      const auto bytes = random_bytes(DType::kUInt8, n, base_seed());
+      const auto bytes = random_bytes(DType::kUInt8, n, ds::run_seed());
       Buffer<std::byte> from(n, 7), to(n, skew);
       std::copy(bytes.begin(), bytes.end(), from.data());
       kernels::stream_copy(to.data(), from.data(), n);

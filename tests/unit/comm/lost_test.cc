@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <random>
 
+#include "fresh_seed.h"
 #include "unit/comm/processes.h"
 
 namespace ds::testing {
@@ -75,7 +76,7 @@ TEST_P(Stopped, TogetherAndContinuedOneByOne) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
   });
-  std::mt19937_64 random(base_seed());
+  std::mt19937_64 random(ds::run_seed());
   std::vector<int> order = {0, 1, 2};
   for (int attempt = 0; attempt < 2; ++attempt) {
     std::this_thread::sleep_for(std::chrono::milliseconds(300 + random() % 100));

@@ -7,6 +7,7 @@
 
 #include "comm/sockets/mesh.h"
 #include "comm/sockets/sockets_transport.h"
+#include "fresh_seed.h"
 #include "unit/base/expect_error.h"
 #include "unit/comm/support.h"
 #include "unit/comm/wire.h"
@@ -119,7 +120,7 @@ TEST(Strangers, ReflectedProofsAreRefused) {
 
 TEST(Strangers, WhateverTheySendDisturbsNobody) {
   const comm::TcpStoreServer server(loopback(0), kJob);
-  std::mt19937_64 random(base_seed());
+  std::mt19937_64 random(ds::run_seed());
   const auto text = [](const auto&... values) {
     std::string bytes;
     ((bytes += comm::bytes_of(values)), ...);

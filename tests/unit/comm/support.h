@@ -23,14 +23,6 @@ namespace ds::testing {
 using CommPtr = std::shared_ptr<Communicator>;
 using World = std::vector<CommPtr>;
 
-inline uint64_t base_seed() {
-  static const uint64_t seed = [] {
-    const char* text = std::getenv("DS_TEST_SEED");
-    return text != nullptr ? std::strtoull(text, nullptr, 0) : std::random_device()();
-  }();
-  return seed;
-}
-
 // Calls body(communicator) for each rank: on threads, or, where ranks are processes, for the one of
 // this process. What they throw comes back by rank ("": nothing), everywhere.
 struct Outcome {

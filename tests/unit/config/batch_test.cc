@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "config/batch.h"
 #include "config/check.h"
+#include "fresh_seed.h"
 
 namespace ds {
 namespace {
@@ -75,7 +76,7 @@ TEST(Batch, FailuresSayHowManyRanksWouldFit) {
 
 // What is accepted satisfies the equation and keeps what was given; what satisfies it is accepted.
 TEST(Batch, RandomTriadsAgreeWithTheEquation) {
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   std::mt19937_64 random(seed);
   const auto small = [&] { return static_cast<int64_t>(random() % 12 + 1); };

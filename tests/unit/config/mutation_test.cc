@@ -8,6 +8,7 @@
 
 #include "config/config.h"
 #include "config/config_table.h"
+#include "fresh_seed.h"
 #include "full_run.h"
 #include "unit/config/samples.h"
 
@@ -115,7 +116,7 @@ void damage_tree(Json& value, std::mt19937_64& random, const std::vector<std::st
 }
 
 TEST(Mutation, DamagedBytes) {
-  for (const uint64_t seed : {uint64_t{1}, uint64_t{std::random_device{}()}}) {
+  for (const uint64_t seed : {uint64_t{1}, uint64_t{ds::fresh_seed()}}) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     std::mt19937_64 random(seed);
     Outcomes outcomes;
@@ -132,7 +133,7 @@ TEST(Mutation, DamagedStructure) {
   testing_support::visit_all_keys(config_table(), [&](const testing_support::Visit& visit) {
     names.push_back(visit.key.name);
   });
-  for (const uint64_t seed : {uint64_t{1}, uint64_t{std::random_device{}()}}) {
+  for (const uint64_t seed : {uint64_t{1}, uint64_t{ds::fresh_seed()}}) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     std::mt19937_64 random(seed);
     Outcomes outcomes;

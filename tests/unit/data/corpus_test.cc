@@ -5,6 +5,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "data/indexed_dataset.h"
+#include "fresh_seed.h"
 #include "test_paths.h"
 #include "unit/data/data_test_util.h"
 
@@ -75,7 +76,7 @@ TEST(Corpus, JsonLines) {
 }
 
 TEST(Corpus, ParallelIsTheSame) {
-  const uint32_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(seed_text(seed));
   std::mt19937 random(seed);
   const TempFolder folder;

@@ -53,14 +53,7 @@ inline std::string read_bytes(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// New inputs at every run; DS_TEST_SEED repeats one. Use with SCOPED_TRACE(seed_text(seed)).
-inline uint32_t fresh_seed() {
-  if (const char* text = std::getenv("DS_TEST_SEED")) {
-    return static_cast<uint32_t>(std::strtoul(text, nullptr, 10));
-  }
-  return std::random_device{}();
-}
-inline std::string seed_text(uint32_t seed) { return "DS_TEST_SEED=" + std::to_string(seed); }
+inline std::string seed_text(uint64_t seed) { return "seed " + std::to_string(seed); }
 
 inline std::string random_bytes(std::mt19937& random, size_t length) {
   std::string out(length, '\0');

@@ -7,6 +7,7 @@
 #include "data/blend_dataset.h"
 #include "data/gpt_dataset.h"
 #include "data/indexed_dataset.h"
+#include "fresh_seed.h"
 #include "unit/data/data_test_util.h"
 
 namespace ds {
@@ -70,7 +71,7 @@ TEST(Blend, GoldenOrder) {
 }
 
 TEST(Blend, EveryShareIsKept) {
-  const uint32_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(seed_text(seed));
   std::mt19937 random(seed);
   for (int round = 0; round < 50; ++round) {

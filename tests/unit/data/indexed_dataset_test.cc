@@ -5,6 +5,7 @@
 #include <map>
 
 #include "data/gpt_dataset.h"
+#include "fresh_seed.h"
 #include "test_paths.h"
 #include "unit/data/data_test_util.h"
 
@@ -78,7 +79,7 @@ TEST(IndexedDatasetTest, Reads) {
 }
 
 TEST(IndexedDatasetTest, EveryTypeAndAnySize) {
-  const uint32_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(seed_text(seed));
   std::mt19937 random(seed);
   const std::map<TokenType, std::pair<int64_t, int64_t>> ranges = {

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "data/indexed_dataset.h"
+#include "fresh_seed.h"
 #include "unit/data/data_test_util.h"
 
 namespace ds {
@@ -84,7 +85,7 @@ void expect_content(const IndexedDataset& data, const Content& content) {
 }
 
 TEST(LegacyIndex, HoldsTheSameDocuments) {
-  const uint32_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(seed_text(seed));
   std::mt19937 random(seed);
   const TempFolder folder;

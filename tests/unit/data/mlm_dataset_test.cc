@@ -6,6 +6,7 @@
 
 #include "data/dataset_spec.h"
 #include "data/indexed_dataset.h"
+#include "fresh_seed.h"
 #include "test_paths.h"
 #include "unit/data/data_test_util.h"
 
@@ -39,7 +40,7 @@ TEST(SentenceMap, Golden) {
 }
 
 TEST(SentenceMap, EverySentenceOnceAnEpoch) {
-  const uint32_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(seed_text(seed));
   std::mt19937 random(seed);
   for (int round = 0; round < 100; ++round) {
@@ -135,7 +136,7 @@ TEST(MlmSample, Golden) {
 }
 
 TEST(MlmSample, HidesWholeWordsWithinTheNumber) {
-  const uint32_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(seed_text(seed));
   std::mt19937 random(seed);
   MlmVocab vocab{1, 2, 3, 0, std::vector<bool>(500, false)};

@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "data/dataset_spec.h"
+#include "fresh_seed.h"
 #include "test_paths.h"
 #include "unit/data/data_test_util.h"
 
@@ -204,7 +205,7 @@ TEST(Finetune, HostileLinesAreLocated) {
 }
 
 TEST(Finetune, RandomLinesNeverCrash) {
-  const uint32_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(seed_text(seed));
   std::mt19937 random(seed);
   const std::string line =
@@ -274,7 +275,7 @@ std::optional<Piece> expected_piece(std::span<const int32_t> example, int64_t le
 }
 
 TEST(Packing, KeepsEveryToken) {
-  const uint32_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(seed_text(seed));
   std::mt19937 random(seed);
   for (int round = 0; round < 60; ++round) {

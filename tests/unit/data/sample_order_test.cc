@@ -9,6 +9,7 @@
 #include "data/gpt_dataset.h"
 #include "data/numpy_random.h"
 #include "data/sampler.h"
+#include "fresh_seed.h"
 #include "test_paths.h"
 #include "unit/data/data_test_util.h"
 
@@ -84,7 +85,7 @@ TEST(Splits, BothRoundingsOfMegatron) {
 }
 
 TEST(Splits, Properties) {
-  const uint32_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(seed_text(seed));
   std::mt19937 random(seed);
   for (int round = 0; round < 2000; ++round) {
@@ -183,7 +184,7 @@ TokenSourcePtr counting_source(const std::vector<int32_t>& sizes) {
 
 // Sample k of the unshuffled order is tokens [k L, k L + L] of the documents laid end to end.
 TEST(GptDatasetTest, SamplesAreWindowsOfTheStream) {
-  const uint32_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(seed_text(seed));
   std::mt19937 random(seed);
   for (int round = 0; round < 60; ++round) {
@@ -327,7 +328,7 @@ TEST(SamplerTest, CyclicWithoutSharding) {
 
 // After k batches a sampler that was made anew yields batch k + 1.
 TEST(SamplerTest, ResumesAnywhere) {
-  const uint32_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(seed_text(seed));
   std::mt19937 random(seed);
   for (int round = 0; round < 200; ++round) {

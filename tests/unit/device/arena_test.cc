@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/text.h"
+#include "fresh_seed.h"
 
 namespace ds {
 namespace {
@@ -55,7 +56,7 @@ int64_t drawn_size(std::mt19937& random) {
 }
 
 TEST(Arena, LiveContentsSurviveFragmentation) {
-  const uint32_t seed = std::random_device{}();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(str_cat("seed ", seed));
   std::mt19937 random(seed);
   Arena arena(0);
@@ -114,7 +115,7 @@ TEST(Arena, HolesAreNotJoinedByMovingButByFreeing) {
 }
 
 TEST(Arena, TheSameRequestsGetTheSamePlaces) {
-  const uint32_t seed = std::random_device{}();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(str_cat("seed ", seed));
   Arena arena(0);
   std::vector<void*> first;

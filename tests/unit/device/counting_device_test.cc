@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/system_memory.h"
+#include "fresh_seed.h"
 #include "full_run.h"
 
 namespace ds {
@@ -14,7 +15,7 @@ namespace {
 
 // Random requests: as much is held as of a real arena, and the fullest moment is kept by tag.
 TEST(CountingDevice, HoldsWhatTheCpuHolds) {
-  const auto seed = std::random_device{}();
+  const auto seed = ds::fresh_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   CountingDevice counting;

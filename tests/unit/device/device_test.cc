@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "fresh_seed.h"
 #include "unit/base/expect_error.h"
 
 namespace ds {
@@ -91,7 +92,7 @@ TEST(CpuDevice, ReusesFreedBlocks) {
 
 TEST(CpuDevice, SteadyStateAsksTheSystemForNothing) {
   const auto device = make_cpu_device();
-  std::mt19937 random(std::random_device{}());
+  std::mt19937 random(ds::fresh_seed());
   std::vector<int64_t> sizes(50);
   for (int64_t& size : sizes) size = 1 + static_cast<int64_t>(random() % 300000);
   const auto step = [&] {
@@ -110,7 +111,7 @@ TEST(CpuDevice, SteadyStateAsksTheSystemForNothing) {
 // Freed places join, and a step that repeats its requests gets the same places.
 TEST(CpuDevice, StepsRepeatTheirPlaces) {
   const auto device = make_cpu_device();
-  const unsigned seed = std::random_device{}();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   struct Event {
@@ -168,7 +169,7 @@ TEST(CpuDevice, StepsRepeatTheirPlaces) {
 
 // Files are read straight into large places; several threads, or the caller's alone, get them.
 TEST(CpuDevice, LargePlacesBeginAtPagesAndAreClear) {
-  const unsigned seed = std::random_device{}();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   for (const int threads : {1, 3}) {

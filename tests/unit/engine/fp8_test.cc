@@ -8,6 +8,7 @@
 #include "attached_state.h"
 #include "base/bfloat16.h"
 #include "engine_world.h"
+#include "fresh_seed.h"
 #include "kernels/fp8/fp8.h"
 #include "kernels/matmul/matmul.h"
 #include "models/adapters.h"
@@ -148,7 +149,7 @@ class Fp8Layer : public ::testing::Test {
     }
   }
 
-  std::mt19937_64 random_{std::random_device()()};
+  std::mt19937_64 random_{ds::fresh_seed()};
   ThreadPool pool_{2};
   std::shared_ptr<Device> device_ = make_cpu_device();
   OpContext ctx_{device_, &pool_};

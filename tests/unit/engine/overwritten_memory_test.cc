@@ -8,6 +8,7 @@
 #include <random>
 
 #include "engine_world.h"
+#include "fresh_seed.h"
 #include "unit/checkpoint/support.h"
 
 namespace ds {
@@ -82,7 +83,7 @@ std::vector<TensorTarget> aim_at(const CheckpointReader& reader, std::span<std::
 
 TEST(OverwrittenMemory, IsPutBackWhereverAReadFails) {
   DS_SEED_TRACE();
-  std::mt19937_64 rng(test::test_seed());
+  std::mt19937_64 rng(ds::run_seed());
   const Folder folder;
   write_checkpoint(folder.path("save"), rng);
   const std::string blob = folder.path("save/t/data-00000.bin");

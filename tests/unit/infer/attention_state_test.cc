@@ -5,6 +5,7 @@
 #include <cmath>
 #include <random>
 
+#include "fresh_seed.h"
 #include "unit/infer/texts.h"
 
 namespace ds::infer::states {
@@ -27,7 +28,7 @@ class UnequalSequences : public ::testing::TestWithParam<Family> {
   std::shared_ptr<Model> make() const { return make_model(GetParam(), seed_); }
   std::vector<int32_t> ids(size_t count) { return random_ids(random_, count); }
 
-  const uint64_t seed_ = std::random_device{}();
+  const uint64_t seed_ = ds::fresh_seed();
   std::mt19937_64 random_{seed_};
 };
 

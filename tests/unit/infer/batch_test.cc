@@ -6,6 +6,7 @@
 #include <map>
 
 #include "base/text.h"
+#include "fresh_seed.h"
 #include "infer/generate.h"
 #include "unit/infer/texts.h"
 
@@ -50,7 +51,7 @@ class TextsTogether : public ::testing::TestWithParam<Family> {
     return out;
   }
 
-  const uint64_t seed_ = std::random_device{}();
+  const uint64_t seed_ = ds::fresh_seed();
   std::mt19937_64 random_{seed_};
   int compared_ = 0;
 };

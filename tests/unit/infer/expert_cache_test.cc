@@ -10,6 +10,7 @@
 #include <list>
 #include <random>
 
+#include "fresh_seed.h"
 #include "infer/decoder.h"
 #include "infer/kv_cache.h"
 #include "models/inputs.h"
@@ -167,7 +168,7 @@ class ExpertsInAFile : public ::testing::TestWithParam<WeightForm> {
 // Counted against a simulation of the cache, from the routers' own record.
 TEST_P(ExpertsInAFile, TokensReadTheExpertsThatTheyChose) {
   const Folder folder;
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(str_cat("seed ", seed));
   const auto memory = prepared(config_of(), seed, form());
   for (const int64_t room : {0, 1, 3, 7}) {  // experts of each layer

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "base/text.h"
+#include "fresh_seed.h"
 #include "infer/generate.h"
 #include "unit/infer/texts.h"
 
@@ -37,7 +38,7 @@ class BlockCache : public ::testing::TestWithParam<Family> {
   }
   std::vector<int32_t> ids(size_t count) { return random_ids(random_, count); }
 
-  const uint64_t seed_ = std::random_device{}();
+  const uint64_t seed_ = ds::fresh_seed();
   std::mt19937_64 random_{seed_};
 };
 

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "base/text.h"
+#include "fresh_seed.h"
 #include "infer/generate.h"
 #include "unit/infer/texts.h"
 
@@ -82,7 +83,7 @@ class CodedCache : public ::testing::TestWithParam<Family> {
                                          KvBlockOptions{tokens, 0});
   }
 
-  const uint64_t seed_ = std::random_device{}();
+  const uint64_t seed_ = ds::fresh_seed();
   std::mt19937_64 random_{seed_};
 };
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <random>
 
+#include "fresh_seed.h"
 #include "infer/generate.h"
 #include "models/adapters.h"
 #include "models/lora.h"
@@ -56,8 +57,7 @@ TEST(LatentState, HoldsLatentsAlone) {
 
 // In any pieces: few tokens are compared with latents, many with keys that are made again.
 TEST(LatentState, PiecesOfATextGiveTheWhole) {
-  std::random_device device;
-  const uint64_t seed = device();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(seed);
   std::mt19937_64 random(seed);
   const auto model = make_model(latent_family(), seed);

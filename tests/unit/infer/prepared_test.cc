@@ -12,6 +12,7 @@
 #include <random>
 
 #include "engine/engine.h"
+#include "fresh_seed.h"
 #include "infer/generate.h"
 #include "infer/kv_cache.h"
 #include "models/adapters.h"
@@ -28,11 +29,6 @@ using models::Model;
 using models::WeightForm;
 
 constexpr int32_t kVocab = 97;
-
-uint64_t fresh_seed() {
-  const char* fixed = std::getenv("DS_TEST_SEED");
-  return fixed != nullptr ? std::strtoull(fixed, nullptr, 10) : std::random_device{}();
-}
 
 struct Family {
   const char* name;
@@ -191,7 +187,7 @@ double relative_distance(const std::vector<float>& a, const std::vector<float>& 
 double bound(const Form& form) { return form.weights == WeightForm::kFloat32 ? 1e-5 : 0.03; }
 
 TEST(Prepared, CachedDecodingGivesTheWholeForward) {
-  const uint64_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   for (const Family& family : all_families()) {
     for (const Form& form : kForms) {
       if (has_experts(family) && form.weights != WeightForm::kFloat32) continue;
@@ -233,7 +229,7 @@ std::shared_ptr<Model> with_two_tables(const Family& family, uint64_t seed, Mode
 // An unprepared fp32 model that is given the values which the form holds must agree: products read
 // exactly the values that get() tells.
 TEST(Prepared, ProductsUseTheValuesThatGetTells) {
-  const uint64_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   for (const Family& family : kFamilies) {
     for (const Form& form : kForms) {
       SCOPED_TRACE(str_cat(family.name, " ", text_of(form), ", DS_TEST_SEED=", seed));
@@ -255,7 +251,7 @@ TEST(Prepared, ProductsUseTheValuesThatGetTells) {
 }
 
 TEST(Prepared, FloatWeightsGenerateTheSameTokensAndValues) {
-  const uint64_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   for (const Family& family : all_families()) {
     SCOPED_TRACE(str_cat(family.name, ", DS_TEST_SEED=", seed));
     auto model = make(family, seed);
@@ -277,7 +273,7 @@ TEST(Prepared, FloatWeightsGenerateTheSameTokensAndValues) {
 }
 
 TEST(Prepared, SameBitsForAnyThreadCount) {
-  const uint64_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   for (const Form& form : kForms) {
     SCOPED_TRACE(str_cat(text_of(form), ", DS_TEST_SEED=", seed));
     std::vector<float> first;
@@ -298,7 +294,7 @@ TEST(Prepared, SameBitsForAnyThreadCount) {
 // Where matrices rest changes no bit, whether all of them do or some, are read ahead or not, and
 // however often a prompt is read.
 TEST(Prepared, WeightsInAFileGiveTheBitsOfMemory) {
-  const uint64_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   const std::filesystem::path folder =
       std::filesystem::temp_directory_path() / str_cat("ds-weight-file-", getpid());
   std::filesystem::create_directories(folder);
@@ -489,7 +485,7 @@ TEST(Prepared, BrokenWeightsAreNamedAndNothingChanges) {
 }
 
 TEST(Prepared, AdaptersStayBesideQuantisedWeights) {
-  const uint64_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   auto model = make(kFamilies[1], seed);
   models::LoraOptions lora;
   lora.r = 4;
@@ -549,7 +545,7 @@ std::vector<int32_t> chain(uint64_t seed, size_t count) {
 }
 
 TEST(Prepared, QuantisedWeightsKeepTheLossOfATrainedModel) {
-  const uint64_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   const Json config = parse_json(R"({"model_type": "gpt2", "vocab_size": 97, "n_positions": 48,
       "n_embd": 64, "n_layer": 2, "n_head": 4, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0})",
                                  "config", Code::kConfig);

@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "fresh_seed.h"
 #include "unit/io/support.h"
 
 namespace ds::io::test {
@@ -44,8 +45,8 @@ TEST(IoBuffer, APoolGivesKeptBuffersAgain) {
 }
 
 TEST(IoBuffer, StreamCopyCopiesExactlyItsBytes) {
-  SCOPED_TRACE("DS_TEST_SEED=" + std::to_string(test_seed()));
-  std::mt19937_64 rng(test_seed());
+  SCOPED_TRACE("DS_TEST_SEED=" + std::to_string(ds::run_seed()));
+  std::mt19937_64 rng(ds::run_seed());
   std::vector<std::byte> from(40'000), to(40'000), expected(40'000);
   fill_random(from, rng);
   for (int i = 0; i < 300; ++i) {

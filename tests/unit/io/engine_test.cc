@@ -7,6 +7,7 @@
 #include <cstring>
 #include <thread>
 
+#include "fresh_seed.h"
 #include "io/buffer.h"
 #include "unit/io/faulty_backend.h"
 #include "unit/io/support.h"
@@ -48,11 +49,11 @@ INSTANTIATE_TEST_SUITE_P(Ways, IoEngine,
                          [](const auto& given) { return std::string(given.param.name); });
 
 TEST_P(IoEngine, MovesEveryByteForSeveralThreadsAtOnce) {
-  SCOPED_TRACE("DS_TEST_SEED=" + std::to_string(test_seed()));
+  SCOPED_TRACE("DS_TEST_SEED=" + std::to_string(ds::run_seed()));
   constexpr size_t kSize = 700'000;
   Engine engine(options(4, 32768));
   const auto work = [&](uint64_t thread) {
-    std::mt19937_64 rng(test_seed() + thread);
+    std::mt19937_64 rng(ds::run_seed() + thread);
     File file(folder_ / std::to_string(thread).c_str(), Access::kCreate);
     std::vector<std::byte> expected(kSize), memory(kSize + 64);
     for (int round = 0; round < 8; ++round) {

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "device/device.h"
+#include "fresh_seed.h"
 #include "unit/io/support.h"
 
 namespace ds::io::test {
@@ -67,8 +68,8 @@ void fill(const Tensor& memory, std::mt19937_64& rng) {
 }
 
 TEST_P(FileArrayTest, HoldsWhatWasWrittenToEachElement) {
-  SCOPED_TRACE("DS_TEST_SEED=" + std::to_string(test_seed()));
-  std::mt19937_64 rng(test_seed());
+  SCOPED_TRACE("DS_TEST_SEED=" + std::to_string(ds::run_seed()));
+  std::mt19937_64 rng(ds::run_seed());
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kInt8}) {
     const int64_t item = dtype_size(dtype);
     const auto elements = static_cast<int64_t>(1 + rng() % 60'000);
@@ -107,7 +108,7 @@ TEST_P(FileArrayTest, HoldsWhatWasWrittenToEachElement) {
 // As an update goes through: the next part is fetched while one is worked on and the last is
 // written.
 TEST_P(FileArrayTest, PartsFollowEachOther) {
-  SCOPED_TRACE("DS_TEST_SEED=" + std::to_string(test_seed()));
+  SCOPED_TRACE("DS_TEST_SEED=" + std::to_string(ds::run_seed()));
   constexpr int64_t kElements = 300'000;
   const auto owner = make();
   const StoredArray array(owner->make("a", DType::kFloat32, kElements));

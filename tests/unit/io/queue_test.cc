@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstring>
 
+#include "fresh_seed.h"
 #include "io/buffer.h"
 #include "unit/io/support.h"
 
@@ -62,8 +63,8 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& given) { return std::string(given.param.name); });
 
 TEST_P(IoQueue, MovesEveryByteOfRandomRequests) {
-  SCOPED_TRACE("DS_TEST_SEED=" + std::to_string(test_seed()));
-  std::mt19937_64 rng(test_seed());
+  SCOPED_TRACE("DS_TEST_SEED=" + std::to_string(ds::run_seed()));
+  std::mt19937_64 rng(ds::run_seed());
   constexpr int64_t kSize = 3'000'000;
   Buffer content(kSize), back(kSize + kAlignment);
   for (int round = 0; round < 6; ++round) {

@@ -1,6 +1,7 @@
 // Memory that is kept for the next use: what is taken again is not made again, and keeping needs no
 // more memory than was in use at once.
 #include "io/spare_memory.h"
+#include "fresh_seed.h"
 
 #include <gtest/gtest.h>
 
@@ -79,7 +80,7 @@ TEST(SpareMemory, WhatCannotBeMadeIsNotTaken) {
 }
 
 TEST(SpareMemory, NeverHoldsMoreThanWasInUseAtOnce) {
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(seed);
   std::mt19937_64 random(seed);
   int64_t live = 0, in_use = 0, most = 0;

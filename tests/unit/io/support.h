@@ -40,15 +40,6 @@ class TempFolder {
   fs::path path_;
 };
 
-// A new seed per run; DS_TEST_SEED repeats one that a failure printed.
-inline uint64_t test_seed() {
-  static const uint64_t seed = [] {
-    const char* text = std::getenv("DS_TEST_SEED");
-    return text != nullptr ? std::strtoull(text, nullptr, 10) : std::random_device{}();
-  }();
-  return seed;
-}
-
 inline void fill_random(std::span<std::byte> out, std::mt19937_64& rng) {
   while (!out.empty()) {
     const uint64_t word = rng();

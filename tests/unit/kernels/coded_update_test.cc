@@ -14,6 +14,7 @@
 
 #include "base/text.h"
 #include "base/thread_pool.h"
+#include "fresh_seed.h"
 #include "kernels/optimizer/update.h"
 
 namespace ds::kernels {
@@ -103,8 +104,7 @@ class CodedUpdate : public ::testing::TestWithParam<Case> {
 
 TEST_P(CodedUpdate, HasTheBitsOfTheStages) {
   const auto [target, masters, gradient] = GetParam();
-  std::random_device device;
-  const uint64_t seed = uint64_t{device()} << 32 | device();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(str_cat("seed ", seed));
   std::mt19937_64 random(seed);
   // More than one chunk, and an end within a block.

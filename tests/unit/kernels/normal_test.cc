@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/text.h"
+#include "fresh_seed.h"
 
 namespace ds::kernels {
 namespace {
@@ -27,8 +28,8 @@ std::vector<float> normals(const RandomStream& stream, int64_t begin, int64_t co
 }
 
 RandomStream any_stream() {
-  std::random_device seed;
-  return {.seed = uint64_t{seed()} << 32 | seed(), .step = seed(), .op = seed(), .sample = 0};
+  const auto word = [] { return static_cast<uint32_t>(ds::fresh_seed()); };
+  return {.seed = ds::fresh_seed(), .step = word(), .op = word(), .sample = 0};
 }
 
 class NormalNumbersOn : public ::testing::TestWithParam<int64_t> {

@@ -16,6 +16,7 @@
 #define HWY_TARGET_INCLUDE "unit/kernels/simd_test.cc"
 #include <hwy/foreach_target.h>
 
+#include "fresh_seed.h"
 #include "kernels/philox-inl.h"
 #include "kernels/simd-inl.h"
 
@@ -93,17 +94,6 @@ HWY_EXPORT(random);
 
 namespace {
 
-uint64_t test_seed() {
-  static const uint64_t seed = [] {
-    const char* text = std::getenv("DS_TEST_SEED");
-    const uint64_t value =
-        text != nullptr ? std::strtoull(text, nullptr, 0) : std::random_device()();
-    std::cout << "DS_TEST_SEED=" << value << "\n";
-    return value;
-  }();
-  return seed;
-}
-
 // Runs each test once per instruction set.
 class Simd : public ::testing::TestWithParam<int64_t> {
  protected:
@@ -125,7 +115,7 @@ double ulp(double exact) {
 template <class Kernel, class Exact>
 double worst_ulp(float low, float high, const Kernel& kernel, const Exact& exact) {
   constexpr int kPoints = 200000;
-  std::mt19937_64 random(test_seed());
+  std::mt19937_64 random(ds::run_seed());
   std::vector<float> x(kPoints), y(kPoints);
   for (int i = 0; i < kPoints; ++i) {
     x[static_cast<size_t>(i)] =
@@ -277,7 +267,7 @@ TEST_P(Simd, SumsEveryLane) {
 }
 
 TEST_P(Simd, PhiloxMakesTheStreamsNumbers) {
-  std::mt19937_64 random(test_seed());
+  std::mt19937_64 random(ds::run_seed());
   for (int round = 0; round < 60; ++round) {
     const RandomStream stream{random(), static_cast<uint32_t>(random()),
                               static_cast<uint32_t>(random()), static_cast<uint32_t>(random())};

@@ -7,6 +7,7 @@
 #include <random>
 #include <set>
 
+#include "fresh_seed.h"
 #include "mesh/mesh_shape.h"
 #include "thread_mesh.h"
 
@@ -120,7 +121,7 @@ void compare(int world, const MeshSizes& sizes) {
 }
 
 TEST(MeshGroups, AreThoseOfNestedLoops) {
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = ds::fresh_seed();
   std::mt19937_64 random(seed);
   const auto one_to = [&](int most) {
     return 1 + static_cast<int>(random() % static_cast<uint64_t>(most));

@@ -9,6 +9,7 @@
 
 #include "base/text.h"
 #include "device/device.h"
+#include "fresh_seed.h"
 #include "thread_mesh.h"
 
 namespace ds {
@@ -122,7 +123,7 @@ void expect_exchanges(const Mesh& mesh, bool two_steps, uint64_t seed) {
 }
 
 TEST(RowExchange, MovesRowsOutAndHome) {
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   for (const auto& [world, per_node] : {std::pair{4, 2}, {6, 2}, {6, 3}, {8, 4}}) {
     CommOptions options;
@@ -137,7 +138,7 @@ TEST(RowExchange, MovesRowsOutAndHome) {
 
 // A group in which the ranks of a node do not follow each other.
 TEST(RowExchange, NodesMayBeMixed) {
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   CommOptions options;
   options.ranks_per_node = 3;

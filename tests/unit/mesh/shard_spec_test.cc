@@ -7,6 +7,7 @@
 #include <functional>
 #include <random>
 
+#include "fresh_seed.h"
 #include "nn/parameter.h"
 #include "thread_mesh.h"
 
@@ -114,7 +115,7 @@ Made random_case(std::mt19937_64& random) {
 }
 
 TEST(ShardSpec, RanksCoverEveryElementAsOftenAsItSays) {
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = ds::fresh_seed();
   std::mt19937_64 random(seed);
   for (int round = 0; round < 300; ++round) {
     SCOPED_TRACE("seed " + std::to_string(seed) + ", round " + std::to_string(round));
@@ -157,7 +158,7 @@ TEST(ShardSpec, RanksCoverEveryElementAsOftenAsItSays) {
 // The ranks of the group that reduces a gradient hold the same boxes, and so do no others of the
 // stage but those that have a copy for each tensor rank.
 TEST(ShardSpec, RanksThatReduceAGradientHoldTheSame) {
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = ds::fresh_seed();
   std::mt19937_64 random(seed);
   for (int round = 0; round < 100; ++round) {
     SCOPED_TRACE("seed " + std::to_string(seed) + ", round " + std::to_string(round));

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <random>
 
+#include "fresh_seed.h"
 #include "tensor_parallel_world.h"
 #include "thread_mesh.h"
 
@@ -163,7 +164,7 @@ struct Case {
 class SharedHeads : public ::testing::TestWithParam<Case> {};
 
 TEST_P(SharedHeads, HaveTheGradientsOfTheWholeLayer) {
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   const Problem problem = make_problem(GetParam().heads, GetParam().kv_heads, seed);
   std::vector<std::vector<float>> found;

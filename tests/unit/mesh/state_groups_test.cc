@@ -8,6 +8,7 @@
 #include <random>
 
 #include "base/text.h"
+#include "fresh_seed.h"
 #include "thread_mesh.h"
 
 namespace ds {
@@ -34,7 +35,7 @@ Members walked(const Members& group, MeshPart part, int consecutive, int rank) {
 }
 
 TEST(MeshSubgroups, AreThoseOfWalkedRanks) {
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = ds::fresh_seed();
   std::mt19937_64 random(seed);
   const auto one_to = [&](int most) {
     return 1 + static_cast<int>(random() % static_cast<uint64_t>(most));

@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "attached_state.h"
+#include "fresh_seed.h"
 #include "reference_families.h"
 #include "support.h"
 
@@ -199,7 +200,7 @@ class FamilyGradients : public ::testing::TestWithParam<Family> {
 };
 
 TEST_P(FamilyGradients, MatchFiniteDifferencesOfTheDoubleReference) {
-  const uint64_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(str_cat("DS_TEST_SEED=", seed));
   std::mt19937_64 random(seed);
   const Family& family = GetParam();
@@ -243,7 +244,7 @@ TEST_P(FamilyGradients, MatchFiniteDifferencesOfTheDoubleReference) {
 }
 
 TEST_P(FamilyGradients, CheckpointingAndThreadsGiveTheSameBits) {
-  std::mt19937_64 random(fresh_seed());
+  std::mt19937_64 random(ds::fresh_seed());
   Json config = GetParam().config;
   const bool bert = config["model_type"] == "bert";
   config[bert ? "attention_probs_dropout_prob" : "attention_dropout"] = 0.2;
@@ -263,7 +264,7 @@ TEST_P(FamilyGradients, CheckpointingAndThreadsGiveTheSameBits) {
 }
 
 TEST_P(FamilyGradients, Bf16StaysNearFp32) {
-  std::mt19937_64 random(fresh_seed());
+  std::mt19937_64 random(ds::fresh_seed());
   const auto model = Model::create(GetParam().config, 5);
   const Texts data = texts(random, 4);
   const double fp32 = run_pass(*model, data);

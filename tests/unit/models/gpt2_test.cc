@@ -9,6 +9,7 @@
 #include <random>
 
 #include "attached_state.h"
+#include "fresh_seed.h"
 #include "infer/generate.h"
 #include "models/inputs.h"
 #include "models/model.h"
@@ -19,8 +20,8 @@
 namespace ds::models {
 namespace {
 
+using ::ds::fresh_seed;
 using ::ds::testing::disturb;
-using ::ds::testing::fresh_seed;
 using ::ds::testing::ReferenceConfig;
 using ::ds::testing::Weights;
 
@@ -131,7 +132,7 @@ struct Variant {
 class Gpt2Gradients : public ::testing::TestWithParam<Variant> {};
 
 TEST_P(Gpt2Gradients, MatchFiniteDifferencesOfTheDoubleReference) {
-  const uint64_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(str_cat("DS_TEST_SEED=", seed));
   std::mt19937_64 random(seed);
   const Variant variant = GetParam();
@@ -178,7 +179,7 @@ INSTANTIATE_TEST_SUITE_P(Variants, Gpt2Gradients,
                                            Variant{true, "gelu_pytorch_tanh", true}));
 
 TEST(Gpt2, CheckpointingAndThreadsGiveTheSameBits) {
-  std::mt19937_64 random(fresh_seed());
+  std::mt19937_64 random(ds::fresh_seed());
   const auto model = Model::create(tiny_config(true, "gelu_new", 0.2), 5);
   disturb(*model, random);
   const Data data = random_data(random, 4, 13);
@@ -209,7 +210,7 @@ TEST(Gpt2, CheckpointingHoldsLessMemory) {
 }
 
 TEST(Gpt2, Bf16StaysNearFp32) {
-  std::mt19937_64 random(fresh_seed());
+  std::mt19937_64 random(ds::fresh_seed());
   const auto model = Model::create(tiny_config(true, "gelu_new"), 5);
   const Data data = random_data(random, 4, 16);
   const double fp32 = run_pass(*model, data, {});
@@ -243,7 +244,7 @@ TEST(Gpt2, InitialisationHasMegatronsSpread) {
 }
 
 TEST(Gpt2, LogitsMatchTheReference) {
-  std::mt19937_64 random(fresh_seed());
+  std::mt19937_64 random(ds::fresh_seed());
   const auto model = Model::create(tiny_config(true, "gelu_new"), 9);
   disturb(*model, random);
   const Data data = random_data(random, 2, 17);
@@ -262,7 +263,7 @@ TEST(Gpt2, LogitsMatchTheReference) {
 }
 
 TEST(Generate, GreedyDecodingFollowsTheReferenceAndTheCache) {
-  std::mt19937_64 random(fresh_seed());
+  std::mt19937_64 random(ds::fresh_seed());
   const auto model = Model::create(tiny_config(true, "gelu_new"), 9);
   disturb(*model, random);
   const std::vector<int32_t> prompt{3, 1, 4, 1, 5};

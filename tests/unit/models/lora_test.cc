@@ -2,6 +2,7 @@
 // the adapters by the chain rule, and against what PEFT computes (tests/data/families/*_lora).
 #include "models/lora.h"
 #include "attached_state.h"
+#include "fresh_seed.h"
 #include "models/adapters.h"
 
 #include <gmock/gmock.h>
@@ -19,8 +20,8 @@
 namespace ds::models {
 namespace {
 
+using ::ds::fresh_seed;
 using ::ds::testing::disturb;
-using ::ds::testing::fresh_seed;
 using ::ds::testing::Pass;
 using ::ds::testing::random_texts;
 using ::ds::testing::run_pass;
@@ -67,7 +68,7 @@ class Lora : public ::testing::Test {
 };
 
 TEST_F(Lora, FreshAdaptersChangeNothingAndFreezeTheRest) {
-  std::mt19937_64 random(fresh_seed());
+  std::mt19937_64 random(ds::fresh_seed());
   const auto model = Model::create(llama_config(), 5);
   disturb(*model, random);
   const Texts texts = random_texts(random, 2, 9, 29);
@@ -92,7 +93,7 @@ TEST_F(Lora, FreshAdaptersChangeNothingAndFreezeTheRest) {
 }
 
 TEST_F(Lora, GradientsFollowFromThoseOfTheMergedWeights) {
-  std::mt19937_64 random(fresh_seed());
+  std::mt19937_64 random(ds::fresh_seed());
   const auto model = Model::create(llama_config(), 5);
   disturb(*model, random);
   const Texts texts = random_texts(random, 3, 11, 29);
@@ -151,7 +152,7 @@ TEST_F(Lora, GradientsFollowFromThoseOfTheMergedWeights) {
 }
 
 TEST_F(Lora, DropoutIsReplayedByCheckpointing) {
-  std::mt19937_64 random(fresh_seed());
+  std::mt19937_64 random(ds::fresh_seed());
   const auto model = Model::create(llama_config(), 5);
   models::add_lora(*model, options_for({"all-linear"}, 0.3));
   disturb(*model, random);
@@ -166,7 +167,7 @@ TEST_F(Lora, DropoutIsReplayedByCheckpointing) {
 }
 
 TEST_F(Lora, Bf16StaysNearFp32) {
-  std::mt19937_64 random(fresh_seed());
+  std::mt19937_64 random(ds::fresh_seed());
   const auto model = Model::create(llama_config(), 5);
   models::add_lora(*model, options_for({"all-linear"}));
   disturb(*model, random, 0.05f);
@@ -177,7 +178,7 @@ TEST_F(Lora, Bf16StaysNearFp32) {
 }
 
 TEST_F(Lora, FoldersHoldAdaptersAndTrainedHeadsOnly) {
-  std::mt19937_64 random(fresh_seed());
+  std::mt19937_64 random(ds::fresh_seed());
   Json config = {{"model_type", "bert"},     {"architectures", {"BertForSequenceClassification"}},
                  {"vocab_size", 29},         {"hidden_size", 24},
                  {"intermediate_size", 40},  {"num_hidden_layers", 2},
@@ -242,7 +243,7 @@ TEST_F(Lora, WhatDoesNotFitIsRefusedByName) {
 }
 
 TEST_F(Lora, FreezingKeepsValuesAndStopsGradients) {
-  std::mt19937_64 random(fresh_seed());
+  std::mt19937_64 random(ds::fresh_seed());
   const auto model = Model::create(llama_config(), 5);
   disturb(*model, random);
   const Texts texts = random_texts(random, 2, 9, 29);

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "attached_state.h"
+#include "fresh_seed.h"
 #include "support.h"
 
 namespace ds::models::stages {
@@ -163,7 +164,7 @@ std::vector<std::vector<float>> gradients(const World& world) {
 class Stages : public ::testing::TestWithParam<Family> {};
 
 TEST_P(Stages, WithTwoOpenMicroBatchesGiveTheWholeModelsBits) {
-  const uint64_t seed = ds::testing::fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(str_cat("DS_TEST_SEED=", seed));
   std::mt19937_64 random(seed);
   World world{Model::create(parse_json(GetParam().config, GetParam().name, Code::kConfig), seed),

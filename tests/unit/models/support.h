@@ -14,11 +14,6 @@
 
 namespace ds::testing {
 
-inline uint64_t fresh_seed() {
-  const char* fixed = std::getenv("DS_TEST_SEED");
-  return fixed != nullptr ? std::strtoull(fixed, nullptr, 10) : std::random_device{}();
-}
-
 struct Texts {
   std::vector<std::vector<int32_t>> ids, labels, types, segments;
   std::vector<std::vector<int>> masks;

@@ -11,6 +11,7 @@
 #include <random>
 
 #include "base/text.h"
+#include "fresh_seed.h"
 #include "kernels/moe/reference.h"
 #include "ops/elementwise.h"
 
@@ -240,10 +241,7 @@ Moe make_layer(Memory& memory, const Setting& s) {
 
 class MoeLayer : public ::testing::TestWithParam<Setting> {
  protected:
-  static uint64_t seed() {
-    const char* fixed = std::getenv("DS_TEST_SEED");
-    return fixed != nullptr ? std::strtoull(fixed, nullptr, 10) : std::random_device{}();
-  }
+  static uint64_t seed() { return ds::fresh_seed(); }
   ThreadPool pool_{2};
   OpContext ctx_{make_cpu_device(), &pool_};
 };

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "attached_state.h"
+#include "fresh_seed.h"
 #include "models/adapters.h"
 #include "models/inputs.h"
 #include "models/lora.h"
@@ -243,7 +244,7 @@ TEST(ModelProfile, WithoutAProfileNothingIsReported) {
 }
 
 TEST(VisiblePairs, AreThoseThatAnEnumerationFinds) {
-  const auto seed = std::random_device{}();
+  const auto seed = ds::fresh_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937 random(seed);
   const auto device = make_cpu_device();

@@ -22,6 +22,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/text.h"
+#include "fresh_seed.h"
 #include "observe/tensorboard.h"
 
 namespace ds {
@@ -181,7 +182,7 @@ std::vector<Event> parse_events(const std::string& file) {
 }
 
 TEST_F(MonitorTest, TensorboardFilesAreReadBackByAnIndependentParser) {
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(seed);
   std::mt19937_64 rng(seed);
   std::vector<std::pair<int64_t, std::vector<Metric>>> written;

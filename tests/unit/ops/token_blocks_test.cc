@@ -8,6 +8,7 @@
 #include <random>
 
 #include "base/text.h"
+#include "fresh_seed.h"
 #include "ops/attention.h"
 #include "ops/rotary.h"
 
@@ -133,7 +134,7 @@ class Blocks : public ::testing::Test {
     return "no error";
   }
 
-  const uint64_t seed_ = std::random_device{}();
+  const uint64_t seed_ = ds::fresh_seed();
   std::mt19937_64 random_{seed_};
   std::shared_ptr<Device> device_ = make_cpu_device();
   ThreadPool pool_{2};

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "base/text.h"
+#include "fresh_seed.h"
 #include "kernels/attention/attention.h"
 #include "ops/attention.h"
 #include "ops/rotary.h"
@@ -293,7 +294,7 @@ class TokenCodes : public ::testing::Test {
     EXPECT_GT(worst, 0) << "nothing was rounded";
   }
 
-  const uint64_t seed_ = std::random_device{}();
+  const uint64_t seed_ = ds::fresh_seed();
   std::mt19937_64 random_{seed_};
   const std::shared_ptr<Device> device_ = make_cpu_device();
   ThreadPool pool_{3}, one_{1};

@@ -6,6 +6,7 @@
 #include <functional>
 #include <thread>
 
+#include "fresh_seed.h"
 #include "optim/early_updates.h"
 #include "optim_world.h"
 
@@ -57,7 +58,7 @@ class AheadUpdates : public ::testing::TestWithParam<AheadCase> {
   }
   static WorldOptions options() {
     WorldOptions out = GetParam().world;
-    out.seed = test_seed();
+    out.seed = ds::run_seed();
     return out;
   }
   static std::unique_ptr<Optimizer> make(World& world, const OptimizerConfig& config) {

@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 
+#include "fresh_seed.h"
 #include "optim/groups.h"
 #include "unit/optim/optim_world.h"
 
@@ -11,7 +12,6 @@ namespace {
 
 using testing::make_places;
 using testing::parse_optimizer;
-using testing::test_seed;
 using testing::World;
 using testing::WorldOptions;
 
@@ -135,12 +135,12 @@ void update_tensor(std::vector<Element>& all, const std::vector<double>& gradien
 class Formulas : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(Formulas, HoldOverAHundredSteps) {
-  SCOPED_TRACE(str_cat("DS_TEST_SEED=", test_seed(), " ", GetParam()));
+  SCOPED_TRACE(str_cat("DS_TEST_SEED=", ds::run_seed(), " ", GetParam()));
   const OptimizerConfig config = parse_optimizer(GetParam());
   const auto groups = static_cast<int32_t>(config.param_groups.size()) + 1;
   const std::vector<Shape> shapes = {{1}, {17}, {37, 3}, {1003}, {32}, {5, 7, 2}, {2, 1025}};
   WorldOptions options;
-  options.seed = test_seed();
+  options.seed = ds::run_seed();
   World world(make_places(shapes, groups), options);
   const auto optimizer = world.optimizer(config);
   ASSERT_EQ(optimizer->base_rates().size(), static_cast<size_t>(groups));
@@ -273,7 +273,7 @@ Matrix newton_schulz(Matrix x) {
 // steps at a rate of 1e-3; the iteration multiplies the roundings of small singular values by up to
 // 3.4^5, to 5e-5 of an update at worst.
 TEST(Muon, FollowsItsFormulaInBothForms) {
-  SCOPED_TRACE(str_cat("DS_TEST_SEED=", test_seed()));
+  SCOPED_TRACE(str_cat("DS_TEST_SEED=", ds::run_seed()));
   for (const char* method : {"gram", "standard"}) {
     SCOPED_TRACE(method);
     const OptimizerConfig config = parse_optimizer(str_cat(
@@ -281,7 +281,7 @@ TEST(Muon, FollowsItsFormulaInBothForms) {
             "ns_method": ")",
         method, R"("}, "param_groups": [{"name": "a", "muon_lr": 2e-3, "momentum": 0.8}]})"));
     WorldOptions options;
-    options.seed = test_seed();
+    options.seed = ds::run_seed();
     std::vector<TensorPlace> places =
         make_places({{5, 7}, {19}, {33, 8}, {6, 6}, {3, 4, 5}, {4, 3, 2, 2}, {1, 9}, {8, 4}}, 2);
     places[7].name = "model.Embed_tokens.weight";

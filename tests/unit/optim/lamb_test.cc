@@ -1,4 +1,5 @@
 // The bounds of LAMB's trust ratio.
+#include "fresh_seed.h"
 #include "unit/optim/optim_world.h"
 
 namespace ds::optim {
@@ -6,7 +7,6 @@ namespace {
 
 using testing::make_places;
 using testing::parse_optimizer;
-using testing::test_seed;
 using testing::World;
 using testing::WorldOptions;
 
@@ -20,13 +20,13 @@ class LambBounds : public ::testing::TestWithParam<Bounds> {};
 // 0.2: a ratio of about 0.06, which bounds on either side of it replace. The weights then go by the
 // bound.
 TEST_P(LambBounds, HoldTheRatio) {
-  SCOPED_TRACE(str_cat("DS_TEST_SEED=", test_seed()));
+  SCOPED_TRACE(str_cat("DS_TEST_SEED=", ds::run_seed()));
   const Bounds bounds = GetParam();
   const OptimizerConfig config = parse_optimizer(
       str_cat(R"({"type": "Lamb", "params": {"lr": 0.01, "bias_correction": false, "min_coeff": )",
               bounds.min, R"(, "max_coeff": )", bounds.max, "}}"));
   WorldOptions options;
-  options.seed = test_seed();
+  options.seed = ds::run_seed();
   World world(make_places({{1000}, {40, 50}}), options);
   const auto optimizer = world.optimizer(config);
   std::vector<double> before(static_cast<size_t>(testing::span_of(world.places())));

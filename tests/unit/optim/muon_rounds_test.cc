@@ -7,13 +7,13 @@
 #include <numeric>
 #include <random>
 
+#include "fresh_seed.h"
 #include "unit/optim/optim_world.h"
 
 namespace ds::optim {
 namespace {
 
 using testing::make_places;
-using testing::test_seed;
 
 // Of each tensor the ranks own what lies between the cuts that are given for it.
 class CutPeers : public ShardGroup {
@@ -123,8 +123,8 @@ TEST(MuonRounds, AreNoneWithoutMatrices) {
 // Every matrix is in one round, all ranks agree on the owners, and what one rank sends to another
 // is what that one expects from it.
 TEST(MuonRounds, AgreeOnEveryRank) {
-  SCOPED_TRACE(str_cat("DS_TEST_SEED=", test_seed()));
-  std::mt19937_64 random(test_seed());
+  SCOPED_TRACE(str_cat("DS_TEST_SEED=", ds::run_seed()));
+  std::mt19937_64 random(ds::run_seed());
   constexpr int kRanks = 3;
   std::vector<Shape> shapes;
   std::vector<std::vector<int64_t>> cuts;

@@ -7,18 +7,17 @@
 #include <cstring>
 #include <random>
 
+#include "fresh_seed.h"
 #include "unit/optim/optim_world.h"
 
 namespace ds::optim {
 namespace {
 
-using testing::test_seed;
-
 class NewtonSchulz : public ::testing::Test {
  protected:
   Tensor matrix(const Shape& shape) {
     Tensor out = Tensor::zeros(ctx_.device, DType::kFloat32, shape, MemoryTag::kOther);
-    std::mt19937_64 random(test_seed());
+    std::mt19937_64 random(ds::run_seed());
     std::normal_distribution<float> normal;
     for (int64_t i = 0; i < out.elements(); ++i) out.data<float>()[i] = normal(random);
     return out;
@@ -67,7 +66,7 @@ TEST_F(NewtonSchulz, LeavesNothingAndZerosAsTheyAre) {
 // whatever is asked for. The forms differ in rounding only, which amplification by up to 3.4^5
 // makes 1e-4.
 TEST_F(NewtonSchulz, TakesTheStandardFormForSquaresAlone) {
-  SCOPED_TRACE(str_cat("DS_TEST_SEED=", test_seed()));
+  SCOPED_TRACE(str_cat("DS_TEST_SEED=", ds::run_seed()));
   for (const Shape& shape : {Shape{24, 24}, Shape{24, 40}, Shape{40, 24}}) {
     const Tensor gram = result(shape, MuonMethod::kGram);
     const Tensor standard = result(shape, MuonMethod::kStandard);

@@ -2,6 +2,7 @@
 // sub-groups, touches nothing outside of what it fetched, and has the bits of one that does not.
 #include <gmock/gmock.h>
 
+#include "fresh_seed.h"
 #include "optim_world.h"
 #include "tensor/transfer.h"
 
@@ -92,7 +93,7 @@ TEST(OffloadStore, UpdatesBySubGroupsHaveTheSameBits) {
       SCOPED_TRACE(str_cat(one.json, " in sub-groups of ", most));
       const OptimizerConfig config = parse_optimizer(one.json);
       WorldOptions options;
-      options.seed = test_seed();
+      options.seed = ds::run_seed();
       options.threads = 2;
       options.split = one.split;
       options.model = one.split ? DType::kFloat32 : DType::kBFloat16;

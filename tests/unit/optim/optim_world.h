@@ -20,17 +20,6 @@
 
 namespace ds::optim::testing {
 
-inline uint64_t test_seed() {
-  static const uint64_t seed = [] {
-    const char* text = std::getenv("DS_TEST_SEED");
-    const uint64_t value =
-        text != nullptr ? std::strtoull(text, nullptr, 0) : uint64_t{std::random_device()()};
-    std::cout << "DS_TEST_SEED=" << value << "\n";
-    return value;
-  }();
-  return seed;
-}
-
 inline OptimizerConfig parse_optimizer(const std::string& json) {
   return load_config("{\"train_batch_size\": 1, \"optimizer\": " + json + "}").optimizer.value();
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "fresh_seed.h"
 #include "unit/optim/optim_world.h"
 
 namespace ds::optim {
@@ -11,7 +12,6 @@ namespace {
 using testing::code_of;
 using testing::make_places;
 using testing::parse_optimizer;
-using testing::test_seed;
 using testing::World;
 using testing::WorldOptions;
 
@@ -79,9 +79,9 @@ TEST(States, OfEightBitsAreCloseAfterOneStep) {
         R"({"type": "SGD", "params": {"momentum": 0.9})",
         R"({"type": "RMSprop", "params": {"momentum": 0.9, "centered": true})",
         R"({"type": "RMSprop", "params": {"centered": true})", R"({"type": "Muon")"}) {
-    SCOPED_TRACE(str_cat("DS_TEST_SEED=", test_seed(), " ", json));
+    SCOPED_TRACE(str_cat("DS_TEST_SEED=", ds::run_seed(), " ", json));
     WorldOptions options;
-    options.seed = test_seed();
+    options.seed = ds::run_seed();
     const std::vector<TensorPlace> places = make_places({{300}, {20, 30}, {7}});
     World exact(places, options), small(places, options);
     const auto fp32 = exact.optimizer(parse_optimizer(str_cat(json, "}")));

@@ -7,6 +7,7 @@
 
 #include "base/exact_sum.h"
 #include "base/pattern.h"
+#include "fresh_seed.h"
 #include "optim/groups.h"
 #include "unit/optim/optim_world.h"
 
@@ -17,7 +18,6 @@ using testing::code_of;
 using testing::make_places;
 using testing::parse_optimizer;
 using testing::span_of;
-using testing::test_seed;
 using testing::World;
 using testing::WorldOptions;
 
@@ -66,10 +66,11 @@ TEST(Storage, ThreadsDoNotChangeABit) {
   for (const char* json : kEveryOptimizer) {
     for (const OptimizerStateType type :
          {OptimizerStateType::kFp32, OptimizerStateType::kBf16, OptimizerStateType::kInt8}) {
-      SCOPED_TRACE(str_cat("DS_TEST_SEED=", test_seed(), " ", json, " ", static_cast<int>(type)));
+      SCOPED_TRACE(
+          str_cat("DS_TEST_SEED=", ds::run_seed(), " ", json, " ", static_cast<int>(type)));
       const OptimizerConfig config = with_states(json, type);
       WorldOptions options;
-      options.seed = test_seed();
+      options.seed = ds::run_seed();
       options.gradients = DType::kBFloat16;
       options.split = type == OptimizerStateType::kInt8;
       const std::vector<uint32_t> one = train(config, options, 3);
@@ -84,10 +85,10 @@ TEST(Storage, ThreadsDoNotChangeABit) {
 // The values are the same in every type, so each loop must give the same bits.
 TEST(Storage, TypeOfGradientsAndCopiesDoNotChangeMasters) {
   for (const char* json : kEveryOptimizer) {
-    SCOPED_TRACE(str_cat("DS_TEST_SEED=", test_seed(), " ", json));
+    SCOPED_TRACE(str_cat("DS_TEST_SEED=", ds::run_seed(), " ", json));
     const OptimizerConfig config = parse_optimizer(json);
     WorldOptions options;
-    options.seed = test_seed();
+    options.seed = ds::run_seed();
     const std::vector<uint32_t> plain = train(config, options, 5);
     for (const DType gradients : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
       for (const DType model : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
@@ -116,10 +117,11 @@ TEST(Storage, SplitMastersAreTheFp32Ones) {
   for (const char* json : kEveryOptimizer) {
     for (const OptimizerStateType type :
          {OptimizerStateType::kFp32, OptimizerStateType::kBf16, OptimizerStateType::kInt8}) {
-      SCOPED_TRACE(str_cat("DS_TEST_SEED=", test_seed(), " ", json, " ", static_cast<int>(type)));
+      SCOPED_TRACE(
+          str_cat("DS_TEST_SEED=", ds::run_seed(), " ", json, " ", static_cast<int>(type)));
       const OptimizerConfig config = with_states(json, type);
       WorldOptions options;
-      options.seed = test_seed();
+      options.seed = ds::run_seed();
       for (const DType gradients : {DType::kFloat32, DType::kBFloat16}) {
         options.gradients = gradients;
         options.split = false;
@@ -153,9 +155,9 @@ double distance(const std::vector<uint32_t>& a, const std::vector<uint32_t>& b) 
 // and 2.1% at most, and 1% and 2.5% with Lion, whose signs turn where its momentum passes zero.
 TEST(Storage, LowPrecisionStatesStayClose) {
   for (const char* json : kEveryOptimizer) {
-    SCOPED_TRACE(str_cat("DS_TEST_SEED=", test_seed(), " ", json));
+    SCOPED_TRACE(str_cat("DS_TEST_SEED=", ds::run_seed(), " ", json));
     WorldOptions options;
-    options.seed = test_seed();
+    options.seed = ds::run_seed();
     const std::vector<uint32_t> start = train(parse_optimizer(json), options, 0);
     const std::vector<uint32_t> fp32 = train(parse_optimizer(json), options, 20);
     const double way = distance(fp32, start);
@@ -185,7 +187,7 @@ TEST(Storage, StatesAreReadAndWrittenByTensor) {
        {OptimizerStateType::kFp32, OptimizerStateType::kBf16, OptimizerStateType::kInt8}) {
     SCOPED_TRACE(static_cast<int>(type));
     WorldOptions options;
-    options.seed = test_seed();
+    options.seed = ds::run_seed();
     World world(some_places(1), options);
     const auto optimizer = world.optimizer(with_states(R"({"type": "AdamW"})", type));
     for (int t = 0; t < 3; ++t) {
@@ -283,10 +285,10 @@ TEST(Storage, ArraysThatAreTooShortAreRefused) {
 // Two owners of halves that cut tensors do what one owner of everything does.
 TEST(Storage, PartsOfTheSpaceAddUp) {
   for (const char* json : {kEveryOptimizer[0], kEveryOptimizer[2], kEveryOptimizer[4]}) {
-    SCOPED_TRACE(str_cat("DS_TEST_SEED=", test_seed(), " ", json));
+    SCOPED_TRACE(str_cat("DS_TEST_SEED=", ds::run_seed(), " ", json));
     const OptimizerConfig config = parse_optimizer(json);
     WorldOptions options;
-    options.seed = test_seed();
+    options.seed = ds::run_seed();
     const auto groups = static_cast<int32_t>(config.param_groups.size()) + 1;
     const std::vector<uint32_t> whole = train(config, options, 4);
     World world(some_places(groups), options);
@@ -359,12 +361,12 @@ class ThreadPeers : public ShardGroup {
 // LAMB with tensors that are cut: the bits of one owner, and the others' ratios. Norms of cut
 // tensors travel, and no others, however many there are.
 TEST(Storage, LambSharesNormsOfCutTensorsAlone) {
-  SCOPED_TRACE(str_cat("DS_TEST_SEED=", test_seed()));
+  SCOPED_TRACE(str_cat("DS_TEST_SEED=", ds::run_seed()));
   const OptimizerConfig config = parse_optimizer(
       R"({"type": "Lamb", "params": {"weight_decay": 0.01}, "param_groups": [
           {"name": "a", "lr": 5e-3, "betas": [0.8, 0.9]}]})");
   WorldOptions options;
-  options.seed = test_seed();
+  options.seed = ds::run_seed();
   std::vector<Shape> shapes(300, Shape{40});
   for (size_t i = 0; i < shapes.size(); i += 25) shapes[i] = {33000 + static_cast<int64_t>(i)};
   const std::vector<TensorPlace> whole = make_places(shapes, 2);
@@ -454,7 +456,7 @@ TEST(Groups, PatternsMatchNames) {
   EXPECT_TRUE(matches_pattern("h.?.*", "h.3.mlp"));
   EXPECT_FALSE(matches_pattern("", "x"));
   EXPECT_TRUE(matches_pattern("**", ""));
-  std::mt19937_64 random(test_seed());
+  std::mt19937_64 random(ds::run_seed());
   const auto word = [&](const char* letters, size_t kinds) {
     std::string out;
     for (size_t i = random() % 8; i > 0; --i) out += letters[random() % kinds];

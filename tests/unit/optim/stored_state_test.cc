@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "file_store.h"
+#include "fresh_seed.h"
 #include "optim_world.h"
 
 namespace ds::optim::testing {
@@ -58,7 +59,7 @@ class StoredState : public ::testing::TestWithParam<Case> {
 
   WorldOptions options() const {
     WorldOptions out;
-    out.seed = test_seed();
+    out.seed = ds::run_seed();
     out.threads = 2;
     out.split = GetParam().split;
     out.model = GetParam().model;

@@ -9,6 +9,7 @@
 #include <random>
 
 #include "file_store.h"
+#include "fresh_seed.h"
 #include "kernels/optimizer/columns.h"
 #include "optim/beside_update.h"
 #include "optim/update_intervals.h"
@@ -253,7 +254,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_P(ZenFlowNumbers, AreThoseOfTheReference) {
   const std::vector<Shape> shapes = {{40, 24}, {33}, {7, 100}, {3, 4, 5}, {64, 33}};
   WorldOptions with;
-  with.seed = test_seed();
+  with.seed = ds::run_seed();
   with.threads = 2;
   World world(make_places(shapes), with);
   const OptimizerConfig config = parse_optimizer(GetParam().json);
@@ -295,7 +296,7 @@ class ZenFlowForms : public ::testing::TestWithParam<Form> {
     out.gradients = GetParam().gradients;
     out.split = GetParam().split;
     out.threads = threads;
-    out.seed = test_seed();
+    out.seed = ds::run_seed();
     return out;
   }
   const std::vector<TensorPlace> places_ =
@@ -527,7 +528,7 @@ TEST(ZenFlow, AnUpdateBesideReportsItsErrorUntilTheNext) {
 
 // Chosen elements and the others together are all, in either size of element.
 TEST(Columns, AreTakenApartAndPutTogether) {
-  std::mt19937 random(static_cast<uint32_t>(test_seed()));
+  std::mt19937 random(static_cast<uint32_t>(ds::run_seed()));
   ThreadPool pool(3);
   const auto check = [&]<class T>(T) {
     for (const size_t n : {1u, 77u, 100'000u}) {
@@ -555,7 +556,7 @@ TEST(Columns, AreTakenApartAndPutTogether) {
 // However the elements of a matrix are cut, and to units: the bound of an element's error is one.
 TEST(Columns, SumsDoNotDependOnTheCuts) {
   constexpr int64_t kRows = 37, kColumns = 600, kAll = kRows * kColumns;
-  std::mt19937 random(static_cast<uint32_t>(test_seed()));
+  std::mt19937 random(static_cast<uint32_t>(ds::run_seed()));
   std::normal_distribution<float> normal;
   std::vector<float> grad(kAll);
   std::generate(grad.begin(), grad.end(), [&] { return normal(random); });

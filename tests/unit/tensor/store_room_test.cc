@@ -1,6 +1,7 @@
 // Room in stores for bytes that come and go: places never overlap, and what is given back serves
 // the next.
 #include "tensor/store_room.h"
+#include "fresh_seed.h"
 
 #include <gtest/gtest.h>
 
@@ -41,7 +42,7 @@ struct Fixture {
 };
 
 TEST(StoreRoom, PlacesComeAndGoWithoutOverlapping) {
-  const uint32_t seed = std::random_device()();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   Fixture f;

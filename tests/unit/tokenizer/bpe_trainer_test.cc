@@ -6,6 +6,7 @@
 #include <map>
 
 #include "base/json.h"
+#include "fresh_seed.h"
 #include "tokenizer/byte_alphabet.h"
 #include "unit/data/data_test_util.h"
 
@@ -67,7 +68,7 @@ std::vector<std::string> reference_train(const std::vector<std::string>& words, 
 }
 
 TEST(BpeTrainer, MatchesRecountingReference) {
-  const uint32_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(seed_text(seed));
   std::mt19937 random(seed);
   for (int round = 0; round < 8; ++round) {
@@ -106,7 +107,7 @@ TEST(BpeTrainer, MatchesRecountingReference) {
 }
 
 TEST(BpeTrainer, OrderOfTextDoesNotMatter) {
-  const uint32_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(seed_text(seed));
   std::mt19937 random(seed);
   std::vector<std::string> texts;
@@ -149,7 +150,7 @@ TEST(BpeTrainer, Limits) {
 }
 
 TEST(BpeTrainer, MegabytesInSeconds) {
-  const uint32_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(seed_text(seed));
   std::mt19937 random(seed);
   std::string text;

@@ -6,6 +6,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "fresh_seed.h"
 #include "test_paths.h"
 #include "tokenizer/added_tokens.h"
 #include "tokenizer/tokenizer.h"
@@ -45,7 +46,7 @@ std::string by_utf8proc(const std::string& text, int options) {
 }
 
 TEST(HostileText, NormalFormsAreThoseOfUtf8proc) {
-  const uint32_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(seed_text(seed));
   std::mt19937 random(seed);
   // Letters, marks of several classes, Hangul, ligatures, and whatever there is.
@@ -149,7 +150,7 @@ TEST(HostileTokenizer, NearlyAddedTokensAreLinear) {
 
 // Both ways to look for them against a plain search.
 TEST(HostileTokenizer, AddedTokensAreTheLongest) {
-  const uint32_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(seed_text(seed));
   std::mt19937 random(seed);
   for (int round = 0; round < 400; ++round) {

@@ -6,6 +6,7 @@
 
 #include <fstream>
 
+#include "fresh_seed.h"
 #include "full_run.h"
 #include "test_paths.h"
 #include "tokenizer/tokenizer.h"
@@ -99,7 +100,7 @@ std::vector<std::string> tokenizers() {
 class TextBudget : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(TextBudget, AMegabyteTakesTwoSecondsAndAHundredTimesItsMemory) {
-  const uint32_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(seed_text(seed));
   std::mt19937 random(seed);
   const TokenizerPtr tokenizer = load_tokenizer(GetParam());

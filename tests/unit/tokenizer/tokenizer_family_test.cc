@@ -5,6 +5,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "fresh_seed.h"
 #include "test_paths.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/unicode.h"
@@ -51,7 +52,7 @@ TEST_P(TokenizerFamily, SameIdsAndTextAsThePackage) {
 class LosslessFamily : public TokenizerFamily {};
 
 TEST_P(LosslessFamily, TextComesBack) {
-  const uint32_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(seed_text(seed));
   std::mt19937 random(seed);
   const bool any_bytes = name_ == "gpt2" || name_ == "llama3";
@@ -87,7 +88,7 @@ TEST_P(LosslessFamily, TextComesBack) {
 }
 
 TEST_P(TokenizerFamily, AnyBytesAreRead) {
-  const uint32_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(seed_text(seed));
   std::mt19937 random(seed);
   for (int round = 0; round < 200; ++round) {
@@ -142,7 +143,7 @@ std::vector<int32_t> reference_word_piece(const Tokenizer& tokenizer, const std:
 }
 
 TEST(WordPiece, LongestMatchOnRandomVocabularies) {
-  const uint32_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(seed_text(seed));
   std::mt19937 random(seed);
   for (int round = 0; round < 40; ++round) {

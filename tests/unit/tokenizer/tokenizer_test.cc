@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "data/text_reader.h"
+#include "fresh_seed.h"
 #include "full_run.h"
 #include "tokenizer/bpe_model.h"
 #include "tokenizer/bpe_trainer.h"
@@ -55,7 +56,7 @@ TEST(ByteAlphabet, IsGpt2s) {
 }
 
 TEST(BpeTokenizer, AnyBytesComeBack) {
-  const uint32_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(seed_text(seed));
   std::mt19937 random(seed);
   const auto bpe = load_tokenizer(golden("bpe_1000.json"));
@@ -100,7 +101,7 @@ std::vector<std::string> reference_merge(
 }
 
 TEST(BpeModel, MergesByRankShortAndLong) {
-  const uint32_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(seed_text(seed));
   std::mt19937 random(seed);
   for (int model_round = 0; model_round < 20; ++model_round) {
@@ -322,7 +323,7 @@ TEST(TokenizerFiles, BrokenPartsAreLocated) {
 }
 
 TEST(TokenizerFiles, RandomDamageNeverCrashes) {
-  const uint32_t seed = fresh_seed();
+  const uint64_t seed = ds::fresh_seed();
   SCOPED_TRACE(seed_text(seed));
   std::mt19937 random(seed);
   const std::string original = read_text_file(golden("bpe_1000.json"));

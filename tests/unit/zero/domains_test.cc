@@ -9,6 +9,7 @@
 #include "../mesh/thread_mesh.h"
 #include "attached_state.h"
 #include "engine/share_options.h"
+#include "fresh_seed.h"
 #include "zero/gradient_values.h"
 #include "zero/train_state.h"
 #include "zero_world.h"
@@ -43,7 +44,7 @@ void mark(const ShardSpec& spec, int64_t first, int64_t count, std::vector<int>&
 }
 
 TEST(GradientDomains, OneRankAnswersForEachElement) {
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = ds::fresh_seed();
   std::mt19937_64 random(seed);
   const auto one_to = [&](int most) {
     return 1 + static_cast<int>(random() % static_cast<uint64_t>(most));

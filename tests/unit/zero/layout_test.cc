@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <random>
 
+#include "fresh_seed.h"
 #include "zero/flat_layout.h"
 
 namespace ds::zero {
@@ -24,7 +25,7 @@ nn::ParameterSet random_parameters(std::mt19937_64& random) {
 }
 
 TEST(FlatLayout, EveryElementHasOneOwner) {
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = ds::fresh_seed();
   std::mt19937_64 random(seed);
   for (int round = 0; round < 200; ++round) {
     SCOPED_TRACE("seed " + std::to_string(seed) + ", round " + std::to_string(round));
@@ -75,7 +76,7 @@ TEST(FlatLayout, EveryElementHasOneOwner) {
 // Buckets of a domain follow each other, each cut among the domain's own ranks; what other ranks
 // hold has no place.
 TEST(FlatLayout, BucketsAreOfOneDomain) {
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = ds::fresh_seed();
   std::mt19937_64 random(seed);
   for (int round = 0; round < 200; ++round) {
     SCOPED_TRACE("seed " + std::to_string(seed) + ", round " + std::to_string(round));
@@ -130,7 +131,7 @@ TEST(FlatLayout, BucketsAreOfOneDomain) {
 
 // So weights that a model held become masters as they lie.
 TEST(FlatLayout, OneRankHasTheOrderOfWeightsThatNobodyTrains) {
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = ds::fresh_seed();
   std::mt19937_64 random(seed);
   for (int round = 0; round < 200; ++round) {
     SCOPED_TRACE("seed " + std::to_string(seed) + ", round " + std::to_string(round));

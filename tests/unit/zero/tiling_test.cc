@@ -2,6 +2,7 @@
 #include <random>
 
 #include "attached_state.h"
+#include "fresh_seed.h"
 #include "models/adapters.h"
 #include "ops/elementwise.h"
 #include "zero/flat_layout.h"
@@ -13,7 +14,7 @@ namespace {
 using nn::Tiling;
 
 TEST(TiledLayout, RanksOwnRowsThatFollowEachOther) {
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = ds::fresh_seed();
   std::mt19937_64 random(seed);
   const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % uint64_t(n)); };
   for (int round = 0; round < 200; ++round) {

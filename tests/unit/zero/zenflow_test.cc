@@ -8,6 +8,7 @@
 #include <limits>
 #include <random>
 
+#include "fresh_seed.h"
 #include "models/adapters.h"
 #include "models/lora.h"
 #include "stored_jobs.h"
@@ -79,7 +80,7 @@ TEST_P(ZenFlowJobs, ArePlainTrainingWhereNothingWaits) {
 
 // From equal gradients, which every rank sets.
 TEST(ZenFlow, TwoRanksChooseWhatOneDoes) {
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = ds::fresh_seed();
   const auto trained = [&](int world, int stage, const Json& zenflow, const Json& zero = {}) {
     Job job = zenflow_job(world, stage, zenflow, {{"gradient_accumulation_steps", 1}});
     if (!zero.is_null()) job.config["zero_optimization"].merge_patch(zero);
