@@ -46,7 +46,7 @@ void launch(const GpuStream& on, const char* name, void (*kernel)(Parameters...)
   if (grid.shared > 0) {
     allow_shared(reinterpret_cast<const void*>(kernel), on, grid.shared, name);
   }
-#ifdef __CUDACC__
+#ifndef DS_EMULATED_GPU
   check_launch(std::apply(
                    [&](auto&... value) {
                      // One more than needed: a kernel may have no parameters.

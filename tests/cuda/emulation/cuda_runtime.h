@@ -11,7 +11,7 @@
 #include <cstring>
 #include <functional>
 #include <type_traits>
-
+#define DS_EMULATED_GPU
 #define __global__
 #define __device__
 #define __host__
