@@ -68,7 +68,7 @@ function(ds_test name)
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/tests)
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} test_support GTest::gtest GTest::gmock GTest::gtest_main
     ds_warnings)
-  # A third less to compile than with -O2 (docs/testing.md). What is tested stays as it is shipped.
+  # A fifth to a third less to compile than with -O1 (docs/testing.md). What is tested stays as it is shipped.
   target_compile_options(${name} PRIVATE -Og)
   # Parameters have names of their own; their values are bytes to GoogleTest.
   gtest_discover_tests(${name} TEST_PREFIX "${name}." NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60

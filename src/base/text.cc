@@ -62,7 +62,7 @@ void TextPart::append_to(std::string& out) const {
       append_number(out, real_, std::chars_format::general, 6);
       return;
     case Kind::kAddress:
-      out += "0x";
+      if (address_ != nullptr) out += "0x";
       append_number(out, reinterpret_cast<uintptr_t>(address_), 16);
       return;
   }

@@ -34,6 +34,7 @@ TEST(Text, PartsAreWrittenAsByStreams) {
   EXPECT_EQ(str_cat(static_cast<const char*>(nullptr)), "(null)");
   const int object = 0;
   expect_streams_text(static_cast<const void*>(&object));
+  expect_streams_text(static_cast<const void*>(nullptr));
   std::mt19937_64 random(fresh_seed());
   using Limits = std::numeric_limits<double>;
   for (const double value : {0.0, -0.0, 1.0, 1e6, 999999.5, 1e-5, Limits::infinity(),

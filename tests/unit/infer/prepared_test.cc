@@ -191,7 +191,7 @@ TEST(Prepared, CachedDecodingGivesTheWholeForward) {
   for (const Family& family : all_families()) {
     for (const Form& form : kForms) {
       if (has_experts(family) && form.weights != WeightForm::kFloat32) continue;
-      SCOPED_TRACE(str_cat(family.name, " ", text_of(form), ", DS_TEST_SEED=", seed));
+      SCOPED_TRACE(str_cat(family.name, " ", text_of(form), ", seed ", seed));
       auto model = make(family, seed);
       model = model->prepared_copy(options_of(form));
       const std::vector<int32_t> ids = random_ids(seed, 23);
@@ -232,7 +232,7 @@ TEST(Prepared, ProductsUseTheValuesThatGetTells) {
   const uint64_t seed = ds::fresh_seed();
   for (const Family& family : kFamilies) {
     for (const Form& form : kForms) {
-      SCOPED_TRACE(str_cat(family.name, " ", text_of(form), ", DS_TEST_SEED=", seed));
+      SCOPED_TRACE(str_cat(family.name, " ", text_of(form), ", seed ", seed));
       auto model = make(family, seed);
       auto plain = make(family, seed + 1);
       model = model->prepared_copy(options_of(form));
@@ -253,7 +253,7 @@ TEST(Prepared, ProductsUseTheValuesThatGetTells) {
 TEST(Prepared, FloatWeightsGenerateTheSameTokensAndValues) {
   const uint64_t seed = ds::fresh_seed();
   for (const Family& family : all_families()) {
-    SCOPED_TRACE(str_cat(family.name, ", DS_TEST_SEED=", seed));
+    SCOPED_TRACE(str_cat(family.name, ", seed ", seed));
     auto model = make(family, seed);
     const std::vector<int32_t> prompt = random_ids(seed, 5);
     GenerateOptions options;
@@ -275,7 +275,7 @@ TEST(Prepared, FloatWeightsGenerateTheSameTokensAndValues) {
 TEST(Prepared, SameBitsForAnyThreadCount) {
   const uint64_t seed = ds::fresh_seed();
   for (const Form& form : kForms) {
-    SCOPED_TRACE(str_cat(text_of(form), ", DS_TEST_SEED=", seed));
+    SCOPED_TRACE(str_cat(text_of(form), ", seed ", seed));
     std::vector<float> first;
     for (const int threads : {1, 2, 3}) {
       auto model = make(kFamilies[1], seed);
@@ -304,7 +304,7 @@ TEST(Prepared, WeightsInAFileGiveTheBitsOfMemory) {
       if (has_experts(family) && (form.group == 32 || form.weights == WeightForm::kBFloat16)) {
         continue;
       }
-      SCOPED_TRACE(str_cat(family.name, " ", text_of(form), ", DS_TEST_SEED=", seed));
+      SCOPED_TRACE(str_cat(family.name, " ", text_of(form), ", seed ", seed));
       InferenceOptions how = options_of(form);
       const auto memory = make(family, seed)->prepared_copy(how);
       const std::vector<int32_t> ids = random_ids(seed, 23);
@@ -497,7 +497,7 @@ TEST(Prepared, AdaptersStayBesideQuantisedWeights) {
   const std::vector<int32_t> ids = random_ids(seed, 14);
   const std::vector<float> before = all_logits(*model, ids);
   model = model->prepared_copy(options_of({WeightForm::kInt8, 32, true}));
-  EXPECT_LT(relative_distance(all_logits(*model, ids), before), 0.05) << "DS_TEST_SEED=" << seed;
+  EXPECT_LT(relative_distance(all_logits(*model, ids), before), 0.05) << "seed " << seed;
   EXPECT_LT(relative_distance(cached_logits(*model, ids, 9), before), 0.05);
 }
 
@@ -570,7 +570,7 @@ TEST(Prepared, QuantisedWeightsKeepTheLossOfATrainedModel) {
   }
   const std::vector<int32_t> text = chain(seed + 1000, 48);
   const double before = loss_of(*trained, text);
-  ASSERT_LT(before, 3.0) << "not trained; an untrained model has 4.57; DS_TEST_SEED=" << seed;
+  ASSERT_LT(before, 3.0) << "not trained; an untrained model has 4.57; seed " << seed;
   for (const Form& form : kForms) {
     auto model = Model::create(config, 0);
     for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
@@ -584,7 +584,7 @@ TEST(Prepared, QuantisedWeightsKeepTheLossOfATrainedModel) {
                            : form.weights == WeightForm::kBFloat16 ? 0.02
                            : form.weights == WeightForm::kInt8     ? 0.05
                                                                    : 0.3;
-    EXPECT_LT(std::abs(change), allowed) << text_of(form) << ", DS_TEST_SEED=" << seed;
+    EXPECT_LT(std::abs(change), allowed) << text_of(form) << ", seed " << seed;
   }
 }
 

@@ -201,7 +201,7 @@ class FamilyGradients : public ::testing::TestWithParam<Family> {
 
 TEST_P(FamilyGradients, MatchFiniteDifferencesOfTheDoubleReference) {
   const uint64_t seed = ds::fresh_seed();
-  SCOPED_TRACE(str_cat("DS_TEST_SEED=", seed));
+  SCOPED_TRACE(str_cat("seed ", seed));
   std::mt19937_64 random(seed);
   const Family& family = GetParam();
   const auto model = Model::create(family.config, seed);

@@ -133,7 +133,7 @@ class Gpt2Gradients : public ::testing::TestWithParam<Variant> {};
 
 TEST_P(Gpt2Gradients, MatchFiniteDifferencesOfTheDoubleReference) {
   const uint64_t seed = ds::fresh_seed();
-  SCOPED_TRACE(str_cat("DS_TEST_SEED=", seed));
+  SCOPED_TRACE(str_cat("seed ", seed));
   std::mt19937_64 random(seed);
   const Variant variant = GetParam();
   const auto model = Model::create(tiny_config(variant.tied, variant.activation), seed);

@@ -165,7 +165,7 @@ class Stages : public ::testing::TestWithParam<Family> {};
 
 TEST_P(Stages, WithTwoOpenMicroBatchesGiveTheWholeModelsBits) {
   const uint64_t seed = ds::fresh_seed();
-  SCOPED_TRACE(str_cat("DS_TEST_SEED=", seed));
+  SCOPED_TRACE(str_cat("seed ", seed));
   std::mt19937_64 random(seed);
   World world{Model::create(parse_json(GetParam().config, GetParam().name, Code::kConfig), seed),
               {}};

@@ -248,7 +248,7 @@ class MoeLayer : public ::testing::TestWithParam<Setting> {
 
 TEST_P(MoeLayer, IsTheFormulaAndItsGradients) {
   const uint64_t seed = MoeLayer::seed();
-  SCOPED_TRACE(str_cat("DS_TEST_SEED=", seed));
+  SCOPED_TRACE(str_cat("seed ", seed));
   Memory memory(ctx_, seed);
   const Moe layer = make_layer(memory, GetParam());
   const Tensor x = memory.random({kSamples, kLength, kWidth}, 1);
