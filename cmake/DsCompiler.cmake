@@ -27,6 +27,10 @@ add_compile_options(-ffp-contract=off -fno-math-errno)
 # C++ only: a failed allocation and every other failure travels as an exception up to the C fence.
 add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fno-trapping-math>)
 
+# gcc collects its garbage at a heap of 128 MiB for the first time, which most units of tests outgrow several times:
+# up to a fifth of what they cost to compile (docs/testing.md), for a quarter of a gigabyte more at most.
+add_compile_options($<$<COMPILE_LANG_AND_ID:CXX,GNU>:--param=ggc-min-heapsize=500000>)
+
 add_library(ds_warnings INTERFACE)
 target_compile_options(ds_warnings INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Wextra-semi>
