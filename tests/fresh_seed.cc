@@ -48,7 +48,7 @@ uint64_t run_seed() {
       return static_cast<uint64_t>(std::strtoull(text, nullptr, 0));
     }
     std::random_device device;
-    return uint64_t{device()} << 32 | device();
+    return uint64_t{device()} << 31 ^ device();
   }();
   return seed;
 }
@@ -60,7 +60,7 @@ uint64_t fresh_seed() {
   uint64_t hash = 0xCBF29CE484222325u;  // FNV-1a
   for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
   const std::lock_guard lock(mutex);
-  return mixed(run_seed() ^ mixed(hash + ++calls[name]));
+  return mixed(run_seed() ^ mixed(hash + ++calls[name])) >> 1;
 }
 
 }  // namespace ds

@@ -7,6 +7,8 @@
 
 namespace ds {
 
+// All are at most 2^63 - 1, as options of ds that are seeds.
+
 // One for the whole process.
 uint64_t run_seed();
 

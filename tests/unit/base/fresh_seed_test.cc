@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstdint>
 #include <cstdio>
 #include <set>
 #include <string>
@@ -17,6 +18,10 @@ TEST(FreshSeed, IsAnotherAtEachCall) {
   std::set<uint64_t> seen = {run_seed()};
   for (int i = 0; i < 100; ++i) seen.insert(fresh_seed());
   EXPECT_EQ(seen.size(), 101u);
+}
+
+TEST(FreshSeed, IsOneThatOptionsTake) {
+  for (int i = 0; i < 100; ++i) EXPECT_LE(fresh_seed(), uint64_t{INT64_MAX});
 }
 
 // What the tests below read from another process of this program.
