@@ -66,17 +66,28 @@ TEST_P(ExpertFp8, RecomputationAndThreadsChangeNoBit) {
   EXPECT_EQ(other.losses, plain.losses);
 }
 
-// As of dense models (docs/fp8.md), and with experts in codes, not only what is around them.
+Json with_all_chosen(Json model) {
+  if (model.at("model_type") == "gpt_moe") {
+    return with(model, {{"moe_top_k", model.at("num_experts")}, {"moe_drop_tokens", false}});
+  }
+  const char* const count = model.contains("num_experts") ? "num_experts" : "num_local_experts";
+  return with(model, {{"num_experts_per_tok", model.at(count)}});
+}
+
+// As of dense models (docs/fp8.md), and with experts in codes, not only what is around them. Every
+// token goes to all experts: where the two round apart, another choice would hide everything else
+// (it moves the losses of these models by up to 5 %, codes by 1.4 %, of 24 seeds).
 TEST_P(ExpertFp8, LossesAreNearThoseOfBf16) {
   for (const int ranks : {1, 2}) {
     Job coded = job(2, 2, shared_by(ranks)), plain = job(2, 2, shared_by(ranks));
+    coded.model = plain.model = with_all_chosen(GetParam().model);
     coded.steps = plain.steps = 20;
     plain.config["fp8"]["enabled"] = false;
     const Trained one = train(coded), other = train(plain);
     EXPECT_NE(one.losses, other.losses);
     for (size_t i = 0; i < one.losses.size(); ++i) {
       ASSERT_TRUE(std::isfinite(one.losses[i]));
-      EXPECT_NEAR(one.losses[i], other.losses[i], 0.03 * other.losses[i]) << "step " << i;
+      EXPECT_NEAR(one.losses[i], other.losses[i], 0.02 * other.losses[i]) << "step " << i;
     }
   }
 }
