@@ -1,6 +1,8 @@
 // Times generation of several texts together through the C ABI:
 //   batch_decode MODEL.json fp32|bf16|int8|int4 [PROMPT=32] [NEW=64] [THREADS=0] [ROUNDS=5]
-// MODEL.json is a config.json; weights are random, all texts as long. 1, 2, 4, 8 and 16 texts take
+//     [GROUP=64] [INT8_ACTIVATIONS=0]
+// MODEL.json is a config.json; weights are random, all texts as long; INT8_ACTIVATIONS 1 sets
+// int8_activations to true, 2 to "all". 1, 2, 4, 8 and 16 texts take
 // turns in every round. The last line is JSON: of each number of texts the median milliseconds
 // until all prompts are read and each text has a token, those of a pass (a token of each), by the
 // time between the last tokens of two passes, and tokens per second with the reading of prompts.
@@ -75,7 +77,7 @@ void generate(libds::Generator& generator, int64_t texts, int64_t length, int64_
 int main(int argc, char** argv) {
   if (argc < 3) {
     std::cerr << "usage: batch_decode MODEL.json fp32|bf16|int8|int4 [PROMPT=32] [NEW=64] "
-                 "[THREADS=0] [ROUNDS=5]\n";
+                 "[THREADS=0] [ROUNDS=5] [GROUP=64] [INT8_ACTIVATIONS=0]\n";
     return 2;
   }
   const auto number = [&](int i, int64_t fallback) {
@@ -86,7 +88,10 @@ int main(int argc, char** argv) {
   text << file.rdbuf();
   const int64_t vocab = json::parse(text.str()).at("vocab_size");
   libds::Model model = libds::Model::create(text.str(), 1);
-  libds::Generator generator(model, json{{"weights", argv[2]}, {"threads", number(5, 0)}}.dump());
+  json form{{"weights", argv[2]}, {"threads", number(5, 0)}, {"group_size", number(7, 64)}};
+  if (number(8, 0) == 1) form["int8_activations"] = true;
+  if (number(8, 0) == 2) form["int8_activations"] = "all";
+  libds::Generator generator(model, form.dump());
   model.reset();
   libds::GenerateOptions options;
   options.max_tokens = number(4, 64);

@@ -3,7 +3,7 @@
 //   decode MODEL.json fp32|bf16|int8|int4 [PROMPT=512] [NEW=64] [THREADS=0] [GROUP=64] [ROUNDS=5]
 //     [KV_BLOCK=0] [INT8_ACTIVATIONS=0] [INT8_CACHE=0]
 // MODEL.json is a config.json; weights are random; KV_BLOCK is kv_block_tokens; INT8_ACTIVATIONS
-// above 0 sets int8_activations, INT8_CACHE kv_cache. The last line is JSON:
+// 1 sets int8_activations to true, 2 to "all", INT8_CACHE above 0 kv_cache. The last line is JSON:
 //   ms_per_token      median over the tokens after the first
 //   gb_per_s, read    weight bytes that a token reads, per second, and the rate at which as many
 //                     threads sum a buffer of that size, measured after every fourth token
@@ -140,7 +140,8 @@ int run(int argc, char** argv) {
   const double elements = product_elements(model, config);
   json options{{"weights", weights}, {"threads", number(5, 0)}, {"group_size", number(6, 64)}};
   if (number(8, 0) > 0) options["kv_block_tokens"] = number(8, 0);
-  if (number(9, 0) > 0) options["int8_activations"] = true;
+  if (number(9, 0) == 1) options["int8_activations"] = true;
+  if (number(9, 0) == 2) options["int8_activations"] = "all";
   if (number(10, 0) > 0) options["kv_cache"] = "int8";
   libds::Generator generator(model, options.dump());
   model.reset();

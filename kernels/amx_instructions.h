@@ -45,4 +45,12 @@ struct BFloat16Product {
   }
 };
 
+// Products of signed 8-bit numbers, summed in 32 bits.
+struct Int8Product {
+  template <int kSum, int kLeft, int kRight>
+  static inline __attribute__((always_inline)) void add() {
+    __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kLeft), "i"(kRight));
+  }
+};
+
 }  // namespace ds::kernels::amx

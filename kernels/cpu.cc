@@ -69,6 +69,7 @@ CpuFeatures detect() {
   const auto bit = [edx](int index) { return (edx >> index & 1u) != 0; };
   const bool tiles = bit(24) && f.avx512_bf16 && f.avx512_vnni && request_tiles();
   f.amx_bf16 = tiles && bit(22);
+  f.amx_int8 = tiles && bit(25);
   return f;
 }
 
@@ -93,7 +94,7 @@ const CpuFeatures& cpu_features() {
 // Not of cpu_features(): loading the library asks the system for no tiles.
 const bool kHasBf16Conversion = (__builtin_cpu_init(), __builtin_cpu_supports("avx512bf16") != 0);
 
-AmxTiles::AmxTiles() noexcept {
+AmxTiles::AmxTiles(int64_t row_bytes) noexcept {
   struct alignas(64) Shapes {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t row_bytes[16] = {};
@@ -101,8 +102,9 @@ AmxTiles::AmxTiles() noexcept {
   } shapes;
   static_assert(sizeof(Shapes) == 64);
   for (int tile = 0; tile < 8; ++tile) {
-    shapes.row_bytes[tile] = 64;
-    shapes.rows[tile] = 16;
+    const bool left = tile == 4 || tile == 5, right = tile >= 6;
+    shapes.row_bytes[tile] = left ? static_cast<uint16_t>(row_bytes) : uint16_t{64};
+    shapes.rows[tile] = right ? static_cast<uint8_t>(row_bytes / 4) : uint8_t{16};
   }
   amx::configure(&shapes);
 }

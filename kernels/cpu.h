@@ -11,7 +11,8 @@ struct CpuFeatures {
   bool avx512 = false;       // F, BW, DQ, VL
   bool avx512_bf16 = false;  // VDPBF16PS and conversions
   bool avx512_vnni = false;  // VPDPBUSD
-  bool amx_bf16 = false;     // tiles usable: the system granted their state to this process
+  // Tiles usable: the system granted their state to this process.
+  bool amx_bf16 = false, amx_int8 = false;
 };
 
 // Asked once. Linux gives a process tile state on request only; the first call requests it, and
@@ -28,12 +29,13 @@ void ask_for_vector_targets();
 // library is initialised.
 extern const bool kHasBf16Conversion;
 
-// Configures all eight tiles as 16 rows of 64 bytes for this thread; released in the destructor,
-// because a thread that keeps tiles in use makes every context switch save 8 KiB. Only where
-// amx_bf16 is set.
+// Configures all eight tiles for this thread: 0 to 3 as sums, 16 rows of 64 bytes, 4 and 5 as left
+// operands, 16 rows of `row_bytes`, 6 and 7 as right ones, row_bytes / 4 rows of 64 bytes. Released
+// in the destructor, because a thread that keeps tiles in use makes every context switch save
+// 8 KiB. Only where amx_bf16 or amx_int8 is set.
 class AmxTiles {
  public:
-  AmxTiles() noexcept;
+  explicit AmxTiles(int64_t row_bytes = 64) noexcept;
   ~AmxTiles();
   AmxTiles(const AmxTiles&) = delete;
   AmxTiles& operator=(const AmxTiles&) = delete;

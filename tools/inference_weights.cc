@@ -33,9 +33,10 @@ void add_weight_options(CLI::App& sub, WeightOptions& o, bool threads) {
       ->check(at_least(0))
       ->capture_default_str();
   sub.add_flag(
-      "--int8-activations", o.int8_activations,
-      "with int8 and int4, let prompts round activations to 8 bits where the CPU is faster "
-      "for it");
+         "--int8-activations{prompts}", o.int8_activations,
+         "with int8 and int4, round activations to 8 bits where the CPU is faster for it: those of "
+         "prompts, or with --int8-activations=all also those of tokens")
+      ->check(CLI::IsMember({"prompts", "all"}));
   sub.add_option("--weights-folder", o.folder,
                  "keep weights of linear layers in a file there and read them where they are used, "
                  "for models larger than memory")
@@ -83,13 +84,18 @@ Json form_of(const WeightOptions& o, bool prepared) {
     form["kv_pool_tokens"] = o.kv_pool_tokens;
   }
   if (o.kv_cache != "auto") form["kv_cache"] = o.kv_cache;
-  if (!prepared && o.weights.empty() && !o.threads && o.folder.empty() && !o.int8_activations) {
+  if (!prepared && o.weights.empty() && !o.threads && o.folder.empty() &&
+      o.int8_activations.empty()) {
     return form;
   }
   form["weights"] = o.weights.empty() ? "fp32" : o.weights;
   form["group_size"] = o.group_size;
   form["threads"] = o.threads.value_or(0);
-  if (o.int8_activations) form["int8_activations"] = true;
+  if (o.int8_activations == "all") {
+    form["int8_activations"] = "all";
+  } else if (!o.int8_activations.empty()) {
+    form["int8_activations"] = true;
+  }
   if (!o.folder.empty()) {
     form["offload_param"] = {{"device", "nvme"},
                              {"nvme_path", o.folder},

@@ -16,8 +16,8 @@ struct WeightOptions {
   std::string device = "cpu";
   std::string weights;  // empty = as the library holds them
   int64_t group_size = 64;
-  bool int8_activations = false;
-  std::string folder;  // of a file that weights rest in; empty = memory
+  std::string int8_activations;  // prompts or all; empty = none
+  std::string folder;            // of a file that weights rest in; empty = memory
   int64_t max_in_cpu = 0;
   int64_t read_ahead = 100'000'000;  // elements
   std::optional<int64_t> threads;

@@ -59,7 +59,7 @@ const Kernel& amx_bfloat16_kernel() {
                                  .element_bytes = 2,
                                  .packed_bytes = 2,
                                  .round_depth = 768,
-                                 .tiles = true,
+                                 .tile_bytes = 64,
                                  .unpacked_rows = 64,
                                  .round_depth_in_place = 2048,
                                  .a = {pack_a_rows, transpose_tiles_avx512},

@@ -233,7 +233,7 @@ const Kernel& amx_float32_kernel() {
                                  .packed_bytes = 6,
                                  .cache_bytes = 1280 << 10,
                                  .round_depth = 768,
-                                 .tiles = true,
+                                 .tile_bytes = 64,
                                  .a = {pack_a_rows, pack_a_columns},
                                  .b = {pack_b_rows, pack_b_columns},
                                  .multiply = multiply};

@@ -75,10 +75,10 @@ Plan make_plan(const Kernel& kernel, const BlockedProduct& p, int threads) {
   constexpr double kWorthSharing = 1 << 18;  // multiply-adds
   Plan plan{};
   const bool in_place = reads_in_place(kernel, p);
-  const int64_t round_depth = in_place ? kernel.round_depth_in_place : kernel.round_depth;
-  const bool waiting = p.k > 2 * round_depth;
-  plan.depth = waiting ? round_up(equal_part(p.k, round_depth, kernel.group), kernel.depth) : p.k;
-  plan.step = equal_part(plan.depth, kernel.depth, kernel.group);
+  const DepthCut cut = cut_depth(kernel, p.k, in_place);
+  const bool waiting = cut.depth < p.k;
+  plan.depth = cut.depth;
+  plan.step = cut.step;
   plan.rows = waiting ? equal_part(p.m, kWaitingRows, kernel.rows) : p.m;
   plan.columns = waiting ? equal_part(p.n, kWaitingColumns, kernel.columns) : p.n;
   const double work =
@@ -196,7 +196,7 @@ void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t
                                            : reinterpret_cast<float*>(packed_a + a_bytes);
   const bool last_round = r.k + r.depth == r.product.k;
   std::optional<AmxTiles> tiles;
-  if (kernel.tiles) tiles.emplace();
+  if (kernel.tile_bytes > 0) tiles.emplace(kernel.tile_bytes);
   for (int64_t at = row; at < row + rows; at += block_rows) {
     const int64_t here = std::min(block_rows, row + rows - at);
     for (int64_t k = 0; k < r.depth; k += r.plan.step) {
@@ -248,6 +248,13 @@ void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t
 }
 
 }  // namespace
+
+DepthCut cut_depth(const Kernel& kernel, int64_t k, bool in_place) {
+  const int64_t round = in_place ? kernel.round_depth_in_place : kernel.round_depth;
+  const int64_t depth =
+      k > 2 * round ? round_up(equal_part(k, round, kernel.group), kernel.depth) : k;
+  return {depth, equal_part(depth, kernel.depth, kernel.group)};
+}
 
 void multiply_blocked(const Kernel& kernel, const BlockedProduct& product, ThreadPool& pool,
                       const std::function<void(const FinishedSums&)>& finish) {

@@ -2,6 +2,7 @@
 // thread computes what, and where partial sums wait.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -36,6 +37,16 @@ struct BlockedProduct {
   int64_t m = 0, n = 0, k = 0;  // all positive
   Operand a, b;
 };
+
+// How k is cut: into rounds of `depth`, and those into calls of a kernel of `step`.
+struct DepthCut {
+  int64_t depth = 0, step = 0;
+  // Of the step that begins at k.
+  int64_t end_of_step(int64_t k, int64_t all) const {
+    return std::min({k + step, k / depth * depth + depth, all});
+  }
+};
+DepthCut cut_depth(const Kernel& kernel, int64_t k, bool in_place = false);
 
 // Calls `finish` for parts that together are C, each once, from the pool's threads.
 void multiply_blocked(const Kernel& kernel, const BlockedProduct& product, ThreadPool& pool,

@@ -72,7 +72,7 @@ struct Kernel {
   // `group`. Few, so that panels narrower than a line find it again in the first-level cache, where
   // rows that are a large power of two apart have few places.
   int64_t chunk = 128;
-  bool tiles = false;  // `multiply` needs AmxTiles
+  int64_t tile_bytes = 0;  // of the AmxTiles that `multiply` needs; 0: none
   // Bytes of a row of A in a packed group, of kernels that also take the rows of an operand along k
   // as they lie, where there are whole groups and whole panels of them. 0: packed ones only. Where
   // nothing of A is packed, narrower tasks with longer sums pay.

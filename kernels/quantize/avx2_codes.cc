@@ -29,6 +29,10 @@ __m128i load_16(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<cons
 struct Avx2Op {
   static constexpr int64_t kRows = 6, kColumns = 16, kLanes = 8;
   static constexpr int64_t kWordBytes = 4;
+  static constexpr bool kTiles = false;
+  static constexpr int64_t kFewRows = 0;
+  static constexpr MultiplyFewCodeRows kMultiplyFew = nullptr;
+  static constexpr int32_t kExcess8 = 0, kExcess4 = 8;
   static constexpr int64_t kCacheBytes = 1536 << 10;  // as of fp32 products (avx2_float.cc)
   using Floats = __m256;
   static Floats zero() { return _mm256_setzero_ps(); }
@@ -63,7 +67,6 @@ struct Avx2Op {
 // A word is two numbers of 16 bits.
 struct PairsOp : Avx2Op {
   static constexpr int64_t kCodeBytes = 2;
-  static constexpr int32_t kExcess8 = 0;
 
   template <int64_t kPiece, size_t... kRow, class Finish>
   static inline __attribute__((always_inline)) void sums(std::index_sequence<kRow...>,
@@ -118,8 +121,7 @@ struct PairsOp : Avx2Op {
 // A word is four bytes.
 struct BytesOp : Avx2Op {
   static constexpr int64_t kCodeBytes = 1;
-  static constexpr int32_t kExcess8 = 0;  // not for 8 bits
-  static constexpr int64_t kRun = 8;      // words whose sums fit 16 bits
+  static constexpr int64_t kRun = 8;  // words whose sums fit 16 bits
 
   template <int64_t kPiece, size_t... kRow, class Finish>
   static inline __attribute__((always_inline)) void sums(std::index_sequence<kRow...> rows,
@@ -208,13 +210,13 @@ struct BytesOp : Avx2Op {
 }  // namespace
 
 const CodeKernel& avx2_code_kernel(int bits, int64_t piece, bool minima) {
-  static constexpr CodeKernel bytes[2] = {CodeTile<PairsOp, 32>::kernel<false>(),
-                                          CodeTile<PairsOp, 64>::kernel<false>()};
-  static constexpr CodeKernel nibbles[2][2] = {
+  static constexpr CodeKernel kPairs[2] = {CodeTile<PairsOp, 32>::kernel<false>(),
+                                           CodeTile<PairsOp, 64>::kernel<false>()};
+  static constexpr CodeKernel kNibbles[2][2] = {
       {CodeTile<BytesOp, 32>::kernel<false>(), CodeTile<BytesOp, 32>::kernel<true>()},
       {CodeTile<BytesOp, 64>::kernel<false>(), CodeTile<BytesOp, 64>::kernel<true>()}};
   const int long_piece = piece == 64 ? 1 : 0;
-  return bits == 8 ? bytes[long_piece] : nibbles[long_piece][minima ? 1 : 0];
+  return bits == 8 ? kPairs[long_piece] : kNibbles[long_piece][minima ? 1 : 0];
 }
 
 }  // namespace ds::kernels

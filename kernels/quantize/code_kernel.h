@@ -3,7 +3,7 @@
 // column and what its sums are scaled by.
 #pragma once
 
-#include "kernels/matmul/kernel.h"
+#include "kernels/matmul/blocked.h"
 #include "kernels/quantize/quantize.h"
 
 namespace ds::kernels {
@@ -23,15 +23,31 @@ struct RowCodes {
 void encode_rows(FloatType type, const void* x, int64_t k, const RowCodes& to, int64_t begin,
                  int64_t end);
 
+inline constexpr int64_t kMostFewCodeRows = 8;
+
+// Few rows of codes times the 16 of a panel of w, which is read as it lies.
+struct FewCodeRows {
+  const RowCodes* rows = nullptr;
+  const QuantizedMatrix* w = nullptr;
+  gemm::DepthCut cut;  // of the blocked product, whose bits the sums have
+  int64_t panel = 0;
+  float* sums = nullptr;  // [rows, kPanelRows]
+};
+using MultiplyFewCodeRows = void (*)(const FewCodeRows&);
+void vnni_few_rows(const FewCodeRows& call);
+
 // A way to multiply codes.
 struct CodeKernel {
   int64_t piece = 64;
-  int32_t excess_of_8 = 0;  // what packing adds to codes of 8 bits
+  int32_t excess_of_8 = 0, excess_of_4 = 0;  // what packing adds to codes without minima
+  int64_t few_rows = 0;  // up to so many, at most kMostFewCodeRows, multiply_few is faster
+  MultiplyFewCodeRows multiply_few = nullptr;
   // Packs A from RowCodes and B from a QuantizedMatrix: Operand::data.
   gemm::Kernel product;
 };
 
 // With pieces of 32 or 64 elements, for weights with and without minima.
+const CodeKernel& amx_code_kernel(int64_t piece, bool minima);
 const CodeKernel& vnni_code_kernel(int64_t piece, bool minima);
 const CodeKernel& avx2_code_kernel(int bits, int64_t piece, bool minima);
 

@@ -8,13 +8,23 @@
 //   struct Op {
 //     static constexpr int64_t kRows, kColumns, kLanes;  // kColumns = 2 kLanes
 //     static constexpr int64_t kCodeBytes;               // of a packed code
-//     static constexpr int32_t kExcess8;                 // what packing adds to codes of 8 bits
+//     // What packing adds to codes of 8 bits, and of 4 without minima.
+//     static constexpr int32_t kExcess8, kExcess4;
 //     static constexpr int64_t kCacheBytes;              // gemm::Kernel::cache_bytes
+//     static constexpr int64_t kFewRows;                 // CodeKernel::few_rows, multiply_few
+//     static constexpr MultiplyFewCodeRows kMultiplyFew;
 //     using Floats;
 //     static Floats zero(), load(const float*), broadcast(float);
 //     static void store(float*, Floats);
 //     static Floats multiply(Floats, Floats), multiply_add(Floats a, Floats b, Floats sum);
-//     // The sums of a piece, each row's from starts[row] on: finish(row, left half, right half),
+//     // Whether there are tiles (kernels/amx_instructions.h), of kPiece bytes of a row.
+//     static constexpr bool kTiles;
+//     // With tiles: the pieces of a panel of rows times one of columns, added to C or its first.
+//     // Tile is the CodeTile.
+//     template <class Tile>
+//     static void panel(const uint8_t* a, const uint8_t* b, int64_t pieces, float* c, bool first);
+//     // Without: the sums of a piece, each row's from starts[row] on: finish(row, left half, right
+//     half),
 //     // as fp32.
 //     template <int64_t kPiece, size_t... kRow, class Finish>
 //     static void sums(std::index_sequence<kRow...>, const uint8_t* a, const uint8_t* b,
@@ -43,7 +53,7 @@ struct ColumnScales {
   float minima[kColumns];
   float unused[kColumns];
 };
-constexpr int64_t kScaleBytes = 12;  // of a row or column
+inline constexpr int64_t kScaleBytes = 12;  // of a row or column
 
 template <class Op, int64_t kPiece>
 struct CodeTile {
@@ -162,7 +172,11 @@ struct CodeTile {
     float* c = call.c;
     for (int64_t row = 0; row < call.rows; row += kRows) {
       const int64_t rows = call.rows - row < kRows ? call.rows - row : kRows;
-      panel_of(std::make_index_sequence<kRows>(), rows)(a, b, call.depth / kPiece, c, call.first);
+      if constexpr (Op::kTiles) {
+        Op::template panel<CodeTile>(a, b, call.depth / kPiece, c, call.first);
+      } else {
+        panel_of(std::make_index_sequence<kRows>(), rows)(a, b, call.depth / kPiece, c, call.first);
+      }
       if constexpr (kMinima) add_minima(a, b, call.depth / kPiece, rows, c);
       a += call.a_panel;
       c += kRows * kColumns;
@@ -173,6 +187,9 @@ struct CodeTile {
   static constexpr CodeKernel kernel() {
     return {.piece = kPiece,
             .excess_of_8 = Op::kExcess8,
+            .excess_of_4 = Op::kExcess4,
+            .few_rows = Op::kFewRows,
+            .multiply_few = Op::kMultiplyFew,
             .product = {.rows = kRows,
                         .columns = kColumns,
                         .group = kPiece,
@@ -181,6 +198,7 @@ struct CodeTile {
                         .packed_bytes = Op::kCodeBytes,
                         .scale_bytes = kScaleBytes,
                         .cache_bytes = Op::kCacheBytes,
+                        .tile_bytes = Op::kTiles ? kPiece : 0,
                         .a = {pack_x, nullptr},
                         .b = {pack_w<kMinima>, nullptr},
                         .multiply = multiply<kMinima>}};

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "kernels/cpu.h"
+#include "kernels/gemv/chunks.h"
 #include "kernels/matmul/blocked.h"
 #include "kernels/matmul/convert.h"
 #include "kernels/quantize/code_kernel.h"
@@ -12,7 +13,8 @@
 namespace ds::kernels {
 namespace {
 
-constexpr int64_t kLine = 64;  // bytes
+constexpr int64_t kLine = 64;              // bytes
+constexpr int64_t kLeastChunk = 64 << 10;  // of codes: the shortest that is worth a thread's while
 
 // Elements that share a scale of x, within groups of w; 0 where such pieces do not fit them.
 int64_t piece_of(const QuantizedShape& w) {
@@ -21,12 +23,11 @@ int64_t piece_of(const QuantizedShape& w) {
   return w.group % 32 == 0 ? 32 : 0;
 }
 
-// Of those that this CPU runs. AMX multiplies bf16 faster than integers whose sums are scaled every
-// few steps. AVX-512 without VNNI, whose fp32 does as many products in a cycle as AVX2's pairs, is
-// left with floating point; that choice has not been timed.
+// Of those that this CPU runs. AVX-512 without VNNI, whose fp32 does as many products in a cycle as
+// AVX2's pairs, is left with floating point; that choice has not been timed.
 CodePath choose() {
   static const CpuFeatures& cpu = cpu_features();
-  if (cpu.amx_bf16) return CodePath::kAuto;
+  if (cpu.amx_int8) return CodePath::kAmx;
   if (cpu.avx512_vnni) return CodePath::kVnni;
   return cpu.avx2 && !cpu.avx512 ? CodePath::kAvx2 : CodePath::kAuto;
 }
@@ -37,6 +38,8 @@ const CodeKernel* find(const QuantizedShape& w, CodePath path) {
   if (piece == 0) return nullptr;
   const CpuFeatures& cpu = cpu_features();
   switch (path == CodePath::kAuto ? choose() : path) {
+    case CodePath::kAmx:
+      return cpu.amx_int8 ? &amx_code_kernel(piece, w.minima) : nullptr;
     case CodePath::kVnni:
       return cpu.avx512_vnni ? &vnni_code_kernel(piece, w.minima) : nullptr;
     case CodePath::kAvx2:
@@ -55,7 +58,7 @@ RowCodes coded_rows(const CodeKernel& kernel, const QuantizedShape& w, int64_t m
                 .piece = kernel.piece,
                 .excess = w.bits == 8 ? kernel.excess_of_8
                           : w.minima  ? 0
-                                      : 8};
+                                      : kernel.excess_of_4};
   rows.codes = static_cast<int8_t*>(memory);
   rows.scales = reinterpret_cast<float*>(rows.codes + m * rows.pieces * kernel.piece);
   rows.sums = reinterpret_cast<int32_t*>(rows.scales + m * rows.pieces);
@@ -88,6 +91,28 @@ void finish(const QuantizedMatmul& call, const gemm::FinishedSums& part) {
                       .columns = part.columns});
 }
 
+// Panels of w as they lie, in chunks as gemv.h has them.
+void multiply_few(const CodeKernel& kernel, const QuantizedMatmul& call, const RowCodes& rows,
+                  ThreadPool& pool) {
+  const QuantizedMatrix& w = call.w;
+  const int64_t chunk = gemv_chunk_bytes(w.code_bytes(), pool.threads(), kLeastChunk);
+  const int64_t grain = std::max<int64_t>(1, chunk / std::max<int64_t>(1, w.panel_bytes()));
+  const gemm::DepthCut cut = gemm::cut_depth(kernel.product, rows.pieces * rows.piece);
+  pool.for_range(w.panels(), grain, [&](int64_t begin, int64_t end) {
+    alignas(64) float sums[kMostFewCodeRows * kPanelRows];
+    for (int64_t panel = begin; panel < end; ++panel) {
+      kernel.multiply_few({.rows = &rows, .w = &w, .cut = cut, .panel = panel, .sums = sums});
+      const int64_t column = panel * kPanelRows;
+      finish(call, {.sums = sums,
+                    .stride = kPanelRows,
+                    .row = 0,
+                    .rows = call.m,
+                    .column = column,
+                    .columns = std::min(kPanelRows, w.n - column)});
+    }
+  });
+}
+
 }  // namespace
 
 bool quantized_matmul_runs(const QuantizedShape& w, CodePath path) {
@@ -112,6 +137,7 @@ void quantized_matmul(const QuantizedMatmul& call, ThreadPool& pool, CodePath pa
   pool.for_range(call.m, kRows, [&](int64_t begin, int64_t end) {
     encode_rows(call.type, call.x, call.w.k, rows, begin, end);
   });
+  if (call.m <= kernel->few_rows) return multiply_few(*kernel, call, rows, pool);
   // element_bytes 0: packing finds its part by index and k.
   const gemm::Kernel& product = kernel->product;
   const gemm::BlockedProduct problem{

@@ -29,7 +29,7 @@ struct QuantizedMatmul {
 
 // The instructions that multiply; all give the same bits. kAuto takes the first that this CPU runs,
 // and none where floating point is as fast.
-enum class CodePath { kAuto, kVnni, kAvx2 };
+enum class CodePath { kAuto, kAmx, kVnni, kAvx2 };
 
 // Whether this CPU has such products and w such groups: multiples of 32, or whole rows.
 bool quantized_matmul_runs(const QuantizedShape& w, CodePath path = CodePath::kAuto);

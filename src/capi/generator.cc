@@ -148,7 +148,7 @@ std::string shared_text(models::Model& model, const models::InferenceOptions& fo
   };
   std::string out = str_cat(model.architecture().config().dump(), "\n",
                             one(form.weights, form.group_size, form.symmetric), ",",
-                            form.int8_activations ? 1 : 0);
+                            static_cast<int>(form.int8_activations));
   for (const models::WeightOverride& o : form.overrides) {
     out += str_cat("\n", o.match, ",", one(o.weights, o.group_size, o.symmetric));
   }

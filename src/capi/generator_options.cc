@@ -52,6 +52,15 @@ std::optional<models::WeightFileOptions> weight_file_of(const JsonArguments& giv
   return file;
 }
 
+ops::Int8Activations int8_activations_of(const JsonArguments& given) {
+  constexpr const char* kKey = "int8_activations";
+  if (given.has(kKey) && given.at(kKey).is_string()) {
+    if (given.text(kKey, "") != "all") given.refuse(kKey, "must be false, true or \"all\"");
+    return ops::Int8Activations::kAllRows;
+  }
+  return given.flag(kKey, false) ? ops::Int8Activations::kManyRows : ops::Int8Activations::kNone;
+}
+
 bool has_codes(const models::InferenceOptions& options) {
   const auto codes = [](models::WeightForm form) {
     return form == models::WeightForm::kInt8 || form == models::WeightForm::kInt4;
@@ -100,8 +109,8 @@ std::optional<models::InferenceOptions> prepared_form(const JsonArguments& given
   options.symmetric = given.flag("symmetric", options.symmetric);
   options.threads = static_cast<int>(given.integer("threads", 0, 0, kMaxThreads));
   options.overrides = overrides_of(given, options);
-  options.int8_activations = given.flag("int8_activations", options.int8_activations);
-  if (options.int8_activations && !has_codes(options)) {
+  options.int8_activations = int8_activations_of(given);
+  if (options.int8_activations != ops::Int8Activations::kNone && !has_codes(options)) {
     given.refuse("int8_activations",
                  "needs weights in \"int8\" or \"int4\", to multiply them with");
   }

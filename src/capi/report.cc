@@ -197,11 +197,10 @@ Json compatibility_section(const CpuFeatures& cpu, std::string_view simd, bool g
                               : str_cat("this CPU lacks AVX2; kernels run with ", simd)));
   const bool codes = kernels::quantized_matmul_runs({.n = 1, .k = 64, .group = 64});
   list.push_back(feature("int8_activations", codes,
-                         codes
-                             ? "prompts of models in int8 and int4 are multiplied in integers, "
-                               "where generators are asked to"
-                             : "AVX512_VNNI without AMX, or AVX2 without AVX-512, is what gains by "
-                               "it; prompts are multiplied in floating point"));
+                         codes ? "models in int8 and int4 are multiplied in integers, where "
+                                 "generators are asked to"
+                               : "AVX512_VNNI, or AVX2 without AVX-512, is what gains by it; "
+                                 "activations stay in floating point"));
   const std::string_view pages = huge_pages_mode();
   const bool huge = pages == "always" || pages == "madvise";
   list.push_back(feature("huge_pages", huge,

@@ -29,8 +29,7 @@ struct InferenceOptions {
   int64_t group_size = 64;  // of int8 and int4: elements that share a scale; 0 = a row's
   bool symmetric = true;    // of int4: false adds a minimum per group
   int threads = 0;          // 0 = the CPUs this process may run on
-  // Of int8 and int4, in passes of many rows: ops::QuantizeOptions has the same.
-  bool int8_activations = false;
+  ops::Int8Activations int8_activations = ops::Int8Activations::kNone;  // of int8 and int4
   std::vector<WeightOverride> overrides = {};  // the last one that matches counts
   // Matrices that only products use rest in a file; none: all lie in memory.
   std::optional<WeightFileOptions> file = {};

@@ -157,11 +157,13 @@ void quantized_linear(const OpContext& ctx, const Tensor& x, const QuantizedWeig
   check_product(op, x, w.shape, bias, y);
   if (y.elements() == 0) return;
   const kernels::QuantizedMatrix matrix = kernel_matrix(op, w);
-  if (!few_rows(x)) {
-    const bool codes = w.options.int8_activations && ctx.device->kind() == DeviceKind::kCpu &&
-                       kernels::quantized_matmul_runs(matrix);
-    return codes ? multiply_codes(ctx, x, matrix, bias, y) : multiply_many(ctx, x, matrix, bias, y);
+  const bool few = few_rows(x);
+  const Int8Activations rounded = w.options.int8_activations;
+  if ((few ? rounded == Int8Activations::kAllRows : rounded != Int8Activations::kNone) &&
+      ctx.device->kind() == DeviceKind::kCpu && kernels::quantized_matmul_runs(matrix)) {
+    return multiply_codes(ctx, x, matrix, bias, y);
   }
+  if (!few) return multiply_many(ctx, x, matrix, bias, y);
   kernels::QuantizedGemv call;
   call.w = matrix;
   call.type = float_type(x);

@@ -7,13 +7,16 @@
 
 namespace ds::ops {
 
+// Which products round their activations to 8 bits, piece by piece, where the CPU multiplies
+// integers faster for it (kernels/quantize/quantized_matmul.h): those with more rows than a decoder
+// has (few_rows), or all.
+enum class Int8Activations { kNone, kManyRows, kAllRows };
+
 struct QuantizeOptions {
   int bits = 8;            // 8 or 4
   int64_t group_size = 0;  // elements of a row that share a scale, a multiple of 8; 0 = the row
   bool symmetric = true;   // false, for 4 bits: groups have a minimum beside their scale
-  // Products with more rows than a decoder has round those to 8 bits, piece by piece, where the CPU
-  // multiplies integers faster for it (kernels/quantize/quantized_matmul.h).
-  bool int8_activations = false;
+  Int8Activations int8_activations = Int8Activations::kNone;
 };
 
 struct QuantizedWeight {
@@ -40,7 +43,8 @@ void quantize_rows(const OpContext& ctx, const Tensor& rows, int64_t first, Quan
 Tensor dequantize(const OpContext& ctx, const QuantizedWeight& w);
 
 // y[..., N] = x[..., K] * w^T + bias[N]. `bias` may be empty; y has the type of x, or fp32. Few
-// rows are multiplied from the codes; for many, a part of w at a time takes the type of x.
+// rows are multiplied from the codes; for many, a part of w at a time takes the type of x, where
+// the rows do not become codes, too.
 void quantized_linear(const OpContext& ctx, const Tensor& x, const QuantizedWeight& w,
                       const Tensor& bias, Tensor& y);
 

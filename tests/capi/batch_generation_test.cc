@@ -62,6 +62,7 @@ TEST(CapiBatchGeneration, TextsAreThoseOfOneAfterTheOther) {
     for (const char* const options :
          {"", R"({"weights": "fp32"})", R"({"weights": "bf16", "kv_cache": "int8"})",
           R"({"weights": "int8", "group_size": 16})",
+          R"({"weights": "int8", "group_size": 32, "int8_activations": "all"})",
           R"({"weights": "int4", "group_size": 8, "kv_block_tokens": 4, "kv_pool_tokens": 120})"}) {
       Generator generator(model, options);
       const Texts expected = one_by_one(generator, some_prompts(), sampled());

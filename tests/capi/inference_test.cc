@@ -104,7 +104,11 @@ TEST_F(CapiInference, HostileOptionsAreRefusedByName) {
       {"{\"weights\": \"bf16\", \"threads\": 100000000}", DS_ERR_CONFIG, "/threads"},
       {"{\"weights\": \"bf16\", \"symmetric\": 1}", DS_ERR_CONFIG, "/symmetric"},
       {R"({"weights": "int8", "int8_activations": 1})", DS_ERR_CONFIG, "/int8_activations"},
+      {R"({"weights": "int8", "int8_activations": "some"})", DS_ERR_CONFIG,
+       "must be false, true or \"all\""},
+      {R"({"weights": "int8", "int8_activations": null})", DS_ERR_CONFIG, "/int8_activations"},
       {R"({"weights": "bf16", "int8_activations": true})", DS_ERR_CONFIG, "needs weights in"},
+      {R"({"weights": "bf16", "int8_activations": "all"})", DS_ERR_CONFIG, "needs weights in"},
       {R"({"int8_activations": true})", DS_ERR_CONFIG, "needs \"weights\""},
       {R"({"weights": "int8", "overrides": [{"weights": "int4"}]})", DS_ERR_CONFIG, "match"},
       {R"({"weights": "int8", "overrides": [{"match": "x"}]})", DS_ERR_INVALID_ARGUMENT,
@@ -197,7 +201,12 @@ TEST_F(CapiInference, ActivationsMayBeRoundedToo) {
     ds_generator* const floats = prepare(world_.model, (plain + "}").c_str());
     ds_generator* const codes =
         prepare(world_.model, (plain + R"(, "int8_activations": true})").c_str());
+    ds_generator* const all =
+        prepare(world_.model, (plain + R"(, "int8_activations": "all"})").c_str());
     const std::vector<float> expected = logits(floats, many), got = logits(codes, many);
+    // Many rows are alike; few are rounded with "all" alone.
+    EXPECT_EQ(logits(all, many), got) << form;
+    EXPECT_EQ(logits(all, world_.ids) == logits(floats, world_.ids), !rounds) << form;
     ASSERT_EQ(got.size(), expected.size());
     EXPECT_EQ(logits(codes, world_.ids), logits(floats, world_.ids)) << "16 rows";
     float largest = 0, far = 0;
@@ -208,6 +217,7 @@ TEST_F(CapiInference, ActivationsMayBeRoundedToo) {
     // Five products whose activations are off by 0.4 % of their largest.
     EXPECT_LE(far, 0.05f * largest) << form;
     EXPECT_EQ(far > 0, rounds) << form;
+    ds_generator_destroy(all);
     ds_generator_destroy(floats);
     ds_generator_destroy(codes);
   }

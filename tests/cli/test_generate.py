@@ -85,8 +85,11 @@ class Generate(OneCheckpoint):
             text = self.generate(*options, "--weights", form, "--group-size", 32).stdout
             self.assertTrue(text.startswith(b"The "))
             self.assertGreaterEqual(len(text.decode("utf-8", "replace")), 20)
-        text = self.generate(*options, "--weights", "int8", "--int8-activations").stdout
-        self.assertTrue(text.startswith(b"The "))
+        for rounded in ("--int8-activations", "--int8-activations=all"):
+            text = self.generate(*options, "--weights", "int8", rounded).stdout
+            self.assertTrue(text.startswith(b"The "))
+        self.assertIn("all", self.generate(*options, "--weights", "int8", "--int8-activations=some",
+                                           status=2).error)
         refused = self.generate(*options, "--int8-activations", status=1)
         self.assertIn("int8_activations", refused.error)
         self.assertIn("int3", self.generate(*options, "--weights", "int3", status=2).error)

@@ -15,9 +15,10 @@ struct Sizes {
 };
 
 std::string row_name(DType dtype, const ops::QuantizeOptions& o, const Sizes& s) {
+  static constexpr const char* kCodes[] = {"", "_codes", "_allcodes"};
   return str_cat("quantize/", type_name(dtype), "/int", o.bits, o.symmetric ? "" : "_minima",
-                 o.int8_activations ? "_codes" : "", "_group", o.group_size, "/", s.m, "x", s.n,
-                 "x", s.k);
+                 kCodes[static_cast<size_t>(o.int8_activations)], "_group", o.group_size, "/", s.m,
+                 "x", s.n, "x", s.k);
 }
 
 // What the operators allocated, where the host reads it.
@@ -119,7 +120,8 @@ CaseResult check(const OpContext& ctx, uint64_t seed, DType dtype, const ops::Qu
       const double sum = 8 * std::sqrt(static_cast<double>(s.k) + 2) * 0x1p-24;
       Tolerance tolerance{sum + storage_roundoff(out) + (many ? storage_roundoff(dtype) : 0), sum};
       // Rows as codes are off by half a step of the largest number at most, where a CPU has that.
-      if (many && o.int8_activations) {
+      if (o.int8_activations == ops::Int8Activations::kAllRows ||
+          (many && o.int8_activations == ops::Int8Activations::kManyRows)) {
         tolerance.absolute += 0.5 / 127 * largest(x64) * row_sum(codes64, s.k);
       }
       compare(result, biased ? "y" : "y without bias", y, y64, tolerance, magnitude);
@@ -154,10 +156,12 @@ OpCase timed(DType dtype, const ops::QuantizeOptions& o, const Sizes& s) {
 }  // namespace
 
 std::vector<OpCase> cases() {
+  constexpr auto kMany = ops::Int8Activations::kManyRows, kAll = ops::Int8Activations::kAllRows;
   const std::vector<ops::QuantizeOptions> forms{
-      {8, 0, true},       {8, 32, true},       {8, 40, true},       {4, 0, true},
-      {4, 64, true},      {4, 24, true},       {4, 32, false},      {4, 0, false},
-      {8, 0, true, true}, {4, 24, true, true}, {4, 64, false, true}};
+      {8, 0, true},        {8, 32, true},        {8, 40, true},         {4, 0, true},
+      {4, 64, true},       {4, 24, true},        {4, 32, false},        {4, 0, false},
+      {8, 0, true, kMany}, {4, 24, true, kMany}, {4, 64, false, kMany}, {8, 64, true, kAll},
+      {4, 32, true, kAll}, {4, 0, false, kAll}};
   std::vector<OpCase> rows;
   for (const DType dtype : kFloatTypes) {
     for (const ops::QuantizeOptions& form : forms) {
@@ -175,16 +179,19 @@ std::vector<OpCase> cases() {
   }
   for (const ops::QuantizeOptions& form :
        {ops::QuantizeOptions{8, 64, true}, {8, 0, true}, {4, 64, true}, {4, 64, false}}) {
-    for (const Sizes& s : {Sizes{1, 50257, 768}, Sizes{1, 8192, 4096}, Sizes{4, 8192, 4096},
-                           Sizes{16, 8192, 4096}, Sizes{512, 3072, 768}}) {
+    for (const Sizes& s :
+         {Sizes{1, 50257, 768}, Sizes{1, 8192, 4096}, Sizes{4, 8192, 4096}, Sizes{16, 8192, 4096},
+          Sizes{32, 3072, 768}, Sizes{64, 3072, 768}, Sizes{512, 3072, 768}}) {
       rows.push_back(timed(DType::kBFloat16, form, s));
     }
   }
-  for (const ops::QuantizeOptions& form : {ops::QuantizeOptions{8, 64, true, true},
-                                           {8, 32, true, true},
-                                           {4, 64, true, true},
-                                           {4, 64, false, true}}) {
-    for (const Sizes& s : {Sizes{16, 8192, 4096}, Sizes{512, 3072, 768}, Sizes{512, 768, 3072}}) {
+  for (const ops::QuantizeOptions& form : {ops::QuantizeOptions{8, 64, true, kAll},
+                                           {8, 32, true, kAll},
+                                           {4, 64, true, kAll},
+                                           {4, 64, false, kAll}}) {
+    for (const Sizes& s :
+         {Sizes{1, 8192, 4096}, Sizes{4, 8192, 4096}, Sizes{16, 8192, 4096}, Sizes{32, 3072, 768},
+          Sizes{64, 3072, 768}, Sizes{512, 3072, 768}, Sizes{512, 768, 3072}}) {
       rows.push_back(timed(DType::kBFloat16, form, s));
     }
   }

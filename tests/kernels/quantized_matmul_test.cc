@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -75,7 +77,8 @@ struct RoundedRows {
 // Those that this CPU runs.
 std::vector<kernels::CodePath> paths(const kernels::QuantizedShape& shape) {
   std::vector<kernels::CodePath> found;
-  for (const auto path : {kernels::CodePath::kVnni, kernels::CodePath::kAvx2}) {
+  for (const auto path :
+       {kernels::CodePath::kAmx, kernels::CodePath::kVnni, kernels::CodePath::kAvx2}) {
     if (kernels::quantized_matmul_runs(shape, path)) found.push_back(path);
   }
   return found;
@@ -199,6 +202,51 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{4, false, 64, 14, 32, 128}, Case{4, false, 32, 29, 17, 72},
                       Case{4, false, 128, 43, 100, 4500}, Case{4, true, 64, 10, 65, 192},
                       Case{4, true, 96, 20, 40, 330}, Case{4, true, 0, 300, 48, 65}));
+
+// Few rows are multiplied another way than many, with the same bits: so the first rows of a batch
+// are those of fewer, at every size at which the ways, or the blocks of rows, change.
+TEST(QuantizedProducts, ARowDoesNotDependOnHowManyComeWithIt) {
+  const uint64_t seed = ds::fresh_seed();
+  Random random(seed);
+  ThreadPool pool(2);
+  constexpr int64_t kMost = 150;
+  for (const auto& [bits, minima, group] : {std::tuple{8, false, 64},
+                                            {8, false, 32},
+                                            {8, false, 0},
+                                            {4, false, 64},
+                                            {4, false, 96},
+                                            {4, true, 64},
+                                            {4, true, 32},
+                                            {4, true, 0}}) {
+    kernels::QuantizedShape shape;
+    shape.bits = bits;
+    shape.minima = minima;
+    shape.n = 70;
+    shape.k = 4400;  // more than two rounds, none of them whole
+    shape.group = group;
+    if (paths(shape).empty()) GTEST_SKIP() << "not on this CPU";
+    const Weights w(random, shape, pool);
+    const Tensor x = random_tensor(random, DType::kBFloat16, {kMost, shape.k});
+    std::vector<std::byte> scratch(
+        static_cast<size_t>(kernels::quantized_matmul_scratch(shape, kMost)));
+    std::vector<float> expected;
+    for (const auto path : paths(shape)) {
+      for (const int64_t rows : {kMost, 1L, 2L, 7L, 8L, 9L, 16L, 31L, 32L, 33L, 64L, 65L, 128L}) {
+        std::vector<float> y(static_cast<size_t>(rows * shape.n));
+        kernels::quantized_matmul({.w = w.matrix,
+                                   .type = kernels::FloatType::kBFloat16,
+                                   .m = rows,
+                                   .x = x.raw(),
+                                   .y = y.data(),
+                                   .scratch = scratch.data()},
+                                  pool, path);
+        if (expected.empty()) expected = y;
+        EXPECT_EQ(std::memcmp(y.data(), expected.data(), y.size() * sizeof(float)), 0)
+            << bits << " bits, group " << group << ", " << rows << " rows, seed " << seed;
+      }
+    }
+  }
+}
 
 TEST(QuantizedProducts, NumbersThatAreNotFiniteMakeTheirRowNaN) {
   kernels::QuantizedShape shape;

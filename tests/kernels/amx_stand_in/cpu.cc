@@ -8,7 +8,7 @@ namespace ds::kernels {
 const CpuFeatures& cpu_features() {
   static const CpuFeatures features = [] {
     CpuFeatures out = features_of_this_cpu();
-    out.amx_bf16 = out.avx512_bf16 && out.avx512_vnni;
+    out.amx_bf16 = out.amx_int8 = out.avx512_bf16 && out.avx512_vnni;
     return out;
   }();
   return features;

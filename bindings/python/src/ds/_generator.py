@@ -76,6 +76,7 @@ class Generator(Handle):
     Without `weights` it runs the model's own weights as they are at each call, also between the steps of
     an engine. `weights` "fp32", "bf16", "int8" or "int4" makes a prepared copy, which needs the model no
     longer; `group_size`, `symmetric`, `threads`, `int8_activations` and `offload_param` belong to those.
+    `int8_activations` True rounds activations of prompts to 8 bits, "all" those of tokens, too.
     `kv_block_tokens` keeps keys and values in blocks, which hold `kv_pool_tokens` at most;
     `kv_cache` "int8" keeps them as 8-bit codes (docs/inference.md).
 
@@ -94,7 +95,7 @@ class Generator(Handle):
         group_size: Optional[int] = None,
         symmetric: Optional[bool] = None,
         threads: Optional[int] = None,
-        int8_activations: Optional[bool] = None,
+        int8_activations: Union[bool, str, None] = None,
         offload_param: Optional[Mapping[str, Any]] = None,
         kv_block_tokens: Optional[int] = None,
         kv_pool_tokens: Optional[int] = None,

@@ -10,30 +10,44 @@
 namespace ds::kernels::amx {
 
 struct Tile {
-  uint8_t rows[16][64];
+  uint8_t rows[16][64];  // zero beyond the shape
+  int64_t row_count = 0, row_bytes = 0;
 };
 inline Tile& tile(int number) {
   static thread_local Tile tiles[8];
   return tiles[number];
 }
 
-inline void configure(const void*) {}
+// Of the operand: the bytes of a row from 16 on, 2 for each tile, the numbers of rows from 48 on.
+inline void configure(const void* shapes) {
+  const auto* const bytes = static_cast<const uint8_t*>(shapes);
+  for (int64_t number = 0; number < 8; ++number) {
+    Tile& to = tile(static_cast<int>(number));
+    to = {};
+    to.row_bytes = bytes[16 + 2 * number];
+    to.row_count = bytes[48 + number];
+  }
+}
 inline void release() {}
 
 template <int kTile>
 void zero() {
-  tile(kTile) = {};
+  std::memset(tile(kTile).rows, 0, sizeof(Tile::rows));
 }
 template <int kTile>
 void load(const void* from, int64_t stride = 64) {
-  for (int64_t r = 0; r < 16; ++r) {
-    std::memcpy(tile(kTile).rows[r], static_cast<const char*>(from) + r * stride, 64);
+  Tile& to = tile(kTile);
+  for (int64_t r = 0; r < to.row_count; ++r) {
+    std::memcpy(to.rows[r], static_cast<const char*>(from) + r * stride,
+                static_cast<size_t>(to.row_bytes));
   }
 }
 template <int kTile>
 void store(void* to, int64_t stride = 64) {
-  for (int64_t r = 0; r < 16; ++r) {
-    std::memcpy(static_cast<char*>(to) + r * stride, tile(kTile).rows[r], 64);
+  const Tile& from = tile(kTile);
+  for (int64_t r = 0; r < from.row_count; ++r) {
+    std::memcpy(static_cast<char*>(to) + r * stride, from.rows[r],
+                static_cast<size_t>(from.row_bytes));
   }
 }
 
@@ -78,6 +92,26 @@ struct BFloat16Product {
       }
       read(tile(kSum).rows[r], sums);
       for (int n = 0; n < 16; ++n) sums[n] += even[n] + odd[n];
+      std::memcpy(tile(kSum).rows[r], sums, 64);
+    }
+  }
+};
+
+struct Int8Product {
+  template <int kSum, int kLeft, int kRight>
+  static void add() {
+    for (int r = 0; r < 16; ++r) {
+      int8_t left[64];
+      int32_t sums[16];
+      read(tile(kLeft).rows[r], left);
+      read(tile(kSum).rows[r], sums);
+      for (int k = 0; k < 16; ++k) {
+        int8_t right[64];
+        read(tile(kRight).rows[k], right);
+        for (int n = 0; n < 16; ++n) {
+          for (int e = 0; e < 4; ++e) sums[n] += left[4 * k + e] * right[4 * n + e];
+        }
+      }
       std::memcpy(tile(kSum).rows[r], sums, 64);
     }
   }
