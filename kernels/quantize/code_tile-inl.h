@@ -23,9 +23,8 @@
 //     // Tile is the CodeTile.
 //     template <class Tile>
 //     static void panel(const uint8_t* a, const uint8_t* b, int64_t pieces, float* c, bool first);
-//     // Without: the sums of a piece, each row's from starts[row] on: finish(row, left half, right
-//     half),
-//     // as fp32.
+//     // Without: the sums of a piece, each row's from starts[row] on:
+//     // finish(row, left half, right half), as fp32.
 //     template <int64_t kPiece, size_t... kRow, class Finish>
 //     static void sums(std::index_sequence<kRow...>, const uint8_t* a, const uint8_t* b,
 //                      const int32_t* starts, const Finish& finish);
