@@ -29,14 +29,20 @@ struct AmxOp : Avx512Op<true> {
   static constexpr int64_t kRows = 16;
   static constexpr bool kTiles = true;
   static constexpr int kSums = 4;  // tiles of them
+  template <int64_t kPiece>
+  static constexpr int64_t kTileCodes = kPiece < 64 ? kPiece : 64;
 
+  // A piece is as many tiles as hold its codes, one after the other.
   template <int64_t kPiece>
   static void pack_row_codes(const int8_t* codes, int64_t stride, int64_t width, uint8_t* to) {
-    constexpr auto kBytes = static_cast<__mmask64>(~uint64_t{0} >> (64 - kPiece));
-    for (int64_t i = 0; i < kRows; ++i) {
-      const __m512i row =
-          i < width ? _mm512_maskz_loadu_epi8(kBytes, codes + i * stride) : _mm512_setzero_si512();
-      _mm512_mask_storeu_epi8(to + i * kPiece, kBytes, row);
+    constexpr int64_t kTile = kTileCodes<kPiece>;
+    constexpr auto kBytes = static_cast<__mmask64>(~uint64_t{0} >> (64 - kTile));
+    for (int64_t k = 0; k < kPiece; k += kTile) {
+      for (int64_t i = 0; i < kRows; ++i, to += kTile) {
+        const __m512i row = i < width ? _mm512_maskz_loadu_epi8(kBytes, codes + i * stride + k)
+                                      : _mm512_setzero_si512();
+        _mm512_mask_storeu_epi8(to, kBytes, row);
+      }
     }
   }
 
@@ -44,11 +50,22 @@ struct AmxOp : Avx512Op<true> {
   template <int kSum, int64_t kPiece>
   static inline __attribute__((always_inline)) void multiply_piece(const uint8_t* a,
                                                                    const uint8_t* b) {
-    constexpr int kSet = kSum % 2;
-    amx::load<4 + kSet>(a, kPiece);
-    amx::load<6 + kSet>(b, kColumns * kWord);
+    constexpr int64_t kTile = kTileCodes<kPiece>;
+    const auto multiply = [&](auto set, int64_t k) __attribute__((always_inline)) {
+      amx::load<4 + set>(a + k * kRows, kTile);
+      amx::load<6 + set>(b + k * kColumns, kColumns * kWord);
+      amx::Int8Product::add<kSum, 4 + set, 6 + set>();
+    };
     amx::zero<kSum>();
-    amx::Int8Product::add<kSum, 4 + kSet, 6 + kSet>();
+    if constexpr (kPiece == kTile) {
+      multiply(std::integral_constant<int, kSum % 2>(), 0);
+    } else {
+      static_assert(kPiece % (2 * kTile) == 0);
+      for (int64_t k = 0; k < kPiece; k += 2 * kTile) {
+        multiply(std::integral_constant<int, 0>(), k);
+        multiply(std::integral_constant<int, 1>(), k + kTile);
+      }
+    }
   }
 
   template <class Tile, size_t... kRow>
@@ -107,10 +124,8 @@ struct AmxOp : Avx512Op<true> {
 }  // namespace
 
 const CodeKernel& amx_code_kernel(int64_t piece, bool minima) {
-  static constexpr CodeKernel kKernels[2][2] = {
-      {CodeTile<AmxOp, 32>::kernel<false>(), CodeTile<AmxOp, 32>::kernel<true>()},
-      {CodeTile<AmxOp, 64>::kernel<false>(), CodeTile<AmxOp, 64>::kernel<true>()}};
-  return kKernels[piece == 64 ? 1 : 0][minima ? 1 : 0];
+  static constexpr auto kKernels = code_kernels<AmxOp>();
+  return kKernels[code_piece_index(piece)][minima ? 1 : 0];
 }
 
 }  // namespace ds::kernels

@@ -30,8 +30,8 @@ struct Avx2Op {
   static constexpr int64_t kRows = 6, kColumns = 16, kLanes = 8;
   static constexpr int64_t kWordBytes = 4;
   static constexpr bool kTiles = false;
-  static constexpr int64_t kFewRows = 0;
-  static constexpr MultiplyFewCodeRows kMultiplyFew = nullptr;
+  static constexpr int64_t kFewRows = kMostFewCodeRows;
+  static constexpr MultiplyFewCodeRows kMultiplyFew = avx2_few_rows;
   static constexpr int32_t kExcess8 = 0, kExcess4 = 8;
   static constexpr int64_t kCacheBytes = 1536 << 10;  // as of fp32 products (avx2_float.cc)
   using Floats = __m256;
@@ -210,13 +210,8 @@ struct BytesOp : Avx2Op {
 }  // namespace
 
 const CodeKernel& avx2_code_kernel(int bits, int64_t piece, bool minima) {
-  static constexpr CodeKernel kPairs[2] = {CodeTile<PairsOp, 32>::kernel<false>(),
-                                           CodeTile<PairsOp, 64>::kernel<false>()};
-  static constexpr CodeKernel kNibbles[2][2] = {
-      {CodeTile<BytesOp, 32>::kernel<false>(), CodeTile<BytesOp, 32>::kernel<true>()},
-      {CodeTile<BytesOp, 64>::kernel<false>(), CodeTile<BytesOp, 64>::kernel<true>()}};
-  const int long_piece = piece == 64 ? 1 : 0;
-  return bits == 8 ? kPairs[long_piece] : kNibbles[long_piece][minima ? 1 : 0];
+  static constexpr auto kPairs = code_kernels<PairsOp>(), kNibbles = code_kernels<BytesOp>();
+  return (bits == 8 ? kPairs : kNibbles)[code_piece_index(piece)][minima ? 1 : 0];
 }
 
 }  // namespace ds::kernels

@@ -3,16 +3,33 @@
 // column and what its sums are scaled by.
 #pragma once
 
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
 #include "kernels/matmul/blocked.h"
 #include "kernels/quantize/quantize.h"
 
 namespace ds::kernels {
 
+// Elements of x that share a scale, the longest first.
+inline constexpr int64_t kCodePieces[] = {256, 64, 32};
+
+// A table's entry for each of them: make(std::integral_constant<int64_t, piece>()).
+template <class Make>
+constexpr auto for_code_pieces(const Make& make) {
+  return std::array{make(std::integral_constant<int64_t, kCodePieces[0]>()),
+                    make(std::integral_constant<int64_t, kCodePieces[1]>()),
+                    make(std::integral_constant<int64_t, kCodePieces[2]>())};
+}
+constexpr size_t code_piece_index(int64_t piece) { return piece == 256 ? 0 : piece == 64 ? 1 : 2; }
+
 // Rows of x as codes. Of every eight codes those of elements 0, 4, 1, 5 come first, then 2, 6, 3,
 // 7: the order in which words of 4-bit codes come apart.
 struct RowCodes {
   int64_t rows = 0, pieces = 0;  // of a row
-  int64_t piece = 64;            // elements that share a scale: 32 or 64
+  int64_t piece = 64;            // elements that share a scale: one of kCodePieces
   int8_t* codes = nullptr;       // [rows, pieces * piece], zero beyond k
   float* scales = nullptr;       // [rows, pieces]
   int32_t* sums = nullptr;       // of a piece's codes, [rows, pieces]
@@ -35,6 +52,7 @@ struct FewCodeRows {
 };
 using MultiplyFewCodeRows = void (*)(const FewCodeRows&);
 void vnni_few_rows(const FewCodeRows& call);
+void avx2_few_rows(const FewCodeRows& call);
 
 // A way to multiply codes.
 struct CodeKernel {
@@ -46,7 +64,7 @@ struct CodeKernel {
   gemm::Kernel product;
 };
 
-// With pieces of 32 or 64 elements, for weights with and without minima.
+// For weights with and without minima.
 const CodeKernel& amx_code_kernel(int64_t piece, bool minima);
 const CodeKernel& vnni_code_kernel(int64_t piece, bool minima);
 const CodeKernel& avx2_code_kernel(int bits, int64_t piece, bool minima);

@@ -17,8 +17,10 @@
 //     static Floats zero(), load(const float*), broadcast(float);
 //     static void store(float*, Floats);
 //     static Floats multiply(Floats, Floats), multiply_add(Floats a, Floats b, Floats sum);
-//     // Whether there are tiles (kernels/amx_instructions.h), of kPiece bytes of a row.
+//     // Whether there are tiles (kernels/amx_instructions.h), and the codes of a row of one.
 //     static constexpr bool kTiles;
+//     template <int64_t kPiece>
+//     static constexpr int64_t kTileCodes;
 //     // With tiles: the pieces of a panel of rows times one of columns, added to C or its first.
 //     // Tile is the CodeTile.
 //     template <class Tile>
@@ -182,6 +184,11 @@ struct CodeTile {
     }
   }
 
+  static constexpr int64_t tile_bytes() {
+    if constexpr (Op::kTiles) return Op::template kTileCodes<kPiece>;
+    return 0;
+  }
+
   template <bool kMinima>
   static constexpr CodeKernel kernel() {
     return {.piece = kPiece,
@@ -197,9 +204,18 @@ struct CodeTile {
                         .packed_bytes = Op::kCodeBytes,
                         .scale_bytes = kScaleBytes,
                         .cache_bytes = Op::kCacheBytes,
-                        .tile_bytes = Op::kTiles ? kPiece : 0,
+                        .tile_bytes = tile_bytes(),
                         .a = {pack_x, nullptr},
                         .b = {pack_w<kMinima>, nullptr},
                         .multiply = multiply<kMinima>}};
   }
 };
+
+// For every length of pieces, without minima and with them.
+template <class Op>
+constexpr auto code_kernels() {
+  return for_code_pieces([](auto piece) {
+    using Tile = CodeTile<Op, decltype(piece)::value>;
+    return std::array{Tile::template kernel<false>(), Tile::template kernel<true>()};
+  });
+}

@@ -79,8 +79,9 @@ void rows(FloatType type, const void* x, int64_t k, const RowCodes& to, int64_t 
           int64_t end) {
   with_float_type(type, [&](auto t) {
     const auto* const numbers = static_cast<const decltype(t)*>(x);
-    to.piece == 64 ? encode<64>(numbers, k, to, begin, end)
-                   : encode<32>(numbers, k, to, begin, end);
+    static constexpr auto kEncode =
+        for_code_pieces([](auto piece) { return &encode<decltype(piece)::value, decltype(t)>; });
+    kEncode[code_piece_index(to.piece)](numbers, k, to, begin, end);
   });
 }
 

@@ -16,11 +16,16 @@ namespace {
 constexpr int64_t kLine = 64;              // bytes
 constexpr int64_t kLeastChunk = 64 << 10;  // of codes: the shortest that is worth a thread's while
 
-// Elements that share a scale of x, within groups of w; 0 where such pieces do not fit them.
+// Elements that share a scale of x, within groups of w; 0 where such pieces do not fit them. The
+// longest whose zeros beyond k cost less than the scaling that they spare.
 int64_t piece_of(const QuantizedShape& w) {
   if (w.k <= 0) return 0;
-  if (w.groups() == 1 || w.group % 64 == 0) return 64;
-  return w.group % 32 == 0 ? 32 : 0;
+  for (const int64_t piece : kCodePieces) {
+    const int64_t zeros = (piece - w.k % piece) % piece;
+    if (piece > 64 && zeros > w.k / 8) continue;
+    if (w.groups() == 1 || w.group % piece == 0) return piece;
+  }
+  return 0;
 }
 
 // Of those that this CPU runs. AVX-512 without VNNI, whose fp32 does as many products in a cycle as

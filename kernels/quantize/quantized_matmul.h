@@ -1,7 +1,9 @@
 // y = x w^T + bias for many rows of x and weights in 8 or 4 bits, by products of 8-bit integers.
 //
-// Each row of x becomes 8-bit codes as it comes, in pieces of 32 or 64 elements that share a scale
-// and lie within a group of w: scale = max |x| / 127, code = round(x / scale), halves to even. A
+// Each row of x becomes 8-bit codes as it comes, in pieces of 256, 64 or 32 elements that share a
+// scale and lie within a group of w (the longest that divides the group; of whole rows 64, or 256
+// where their last piece then has at most an eighth of a row of zeros):
+// scale = max |x| / 127, code = round(x / scale), halves to even. A
 // piece's products are summed exactly in 32 bits, then scaled and added to an fp32 sum, in the
 // order of k. So results are the same bits for any number of threads, and those of a row do not
 // depend on what rows come with it. A piece with a NaN or an infinity makes its row NaN; one whose

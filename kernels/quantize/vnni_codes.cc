@@ -70,10 +70,8 @@ struct VnniOp : Avx512Op<false> {
 }  // namespace
 
 const CodeKernel& vnni_code_kernel(int64_t piece, bool minima) {
-  static constexpr CodeKernel kKernels[2][2] = {
-      {CodeTile<VnniOp, 32>::kernel<false>(), CodeTile<VnniOp, 32>::kernel<true>()},
-      {CodeTile<VnniOp, 64>::kernel<false>(), CodeTile<VnniOp, 64>::kernel<true>()}};
-  return kKernels[piece == 64 ? 1 : 0][minima ? 1 : 0];
+  static constexpr auto kKernels = code_kernels<VnniOp>();
+  return kKernels[code_piece_index(piece)][minima ? 1 : 0];
 }
 
 }  // namespace ds::kernels

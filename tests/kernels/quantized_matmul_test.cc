@@ -104,6 +104,14 @@ std::vector<std::pair<kernels::CodePath, ThreadPool*>> combinations(
   return all;
 }
 
+// Elements of x that share a scale, as quantized_matmul.h has it.
+int64_t piece_of(const kernels::QuantizedShape& shape) {
+  const bool row = shape.groups() == 1;
+  const int64_t zeros = (shape.k + 255) / 256 * 256 - shape.k;
+  if ((row || shape.group % 256 == 0) && zeros <= shape.k / 8) return 256;
+  return row || shape.group % 64 == 0 ? 64 : 32;
+}
+
 class QuantizedProducts : public ::testing::TestWithParam<Case> {};
 
 TEST_P(QuantizedProducts, MatchTheDefinition) {
@@ -115,7 +123,7 @@ TEST_P(QuantizedProducts, MatchTheDefinition) {
   shape.k = c.k;
   shape.group = c.group;
   if (paths(shape).empty()) GTEST_SKIP() << "not on this CPU";
-  const int64_t piece = shape.groups() == 1 || c.group % 64 == 0 ? 64 : 32;
+  const int64_t piece = piece_of(shape);
   const uint64_t seed = ds::fresh_seed();
   Random random(seed);
   ThreadPool pool(1), more(3);
@@ -173,8 +181,10 @@ TEST_P(QuantizedProducts, MatchTheDefinition) {
         start_digest();
         const double sums = (static_cast<double>(c.k) / static_cast<double>(piece) + 6) * 0x1p-24;
         compare(result, "y", y, expected, {sums + storage_roundoff(out), 1e-6}, magnitude);
-        EXPECT_LE(result.worst, 1.0) << result.where << ", seed " << seed;
-        EXPECT_EQ(digest().bits, bits.value_or(digest().bits)) << "seed " << seed;
+        EXPECT_LE(result.worst, 1.0)
+            << result.where << ", path " << static_cast<int>(path) << ", seed " << seed;
+        EXPECT_EQ(digest().bits, bits.value_or(digest().bits))
+            << "path " << static_cast<int>(path) << ", seed " << seed;
         bits = digest().bits;
         const std::vector<double> got = doubles(y);
         for (int64_t i = 0; i < c.m; ++i) {
@@ -199,6 +209,9 @@ INSTANTIATE_TEST_SUITE_P(
     All, QuantizedProducts,
     ::testing::Values(Case{8, false, 0, 1, 1, 1}, Case{8, false, 64, 9, 33, 200},
                       Case{8, false, 32, 15, 49, 136}, Case{8, false, 0, 31, 70, 1300},
+                      Case{8, false, 0, 35, 70, 1800}, Case{8, false, 256, 8, 50, 700},
+                      Case{8, false, 512, 17, 40, 5000}, Case{4, false, 256, 29, 33, 1024},
+                      Case{4, true, 0, 33, 65, 256}, Case{4, true, 768, 6, 20, 2290},
                       Case{4, false, 64, 14, 32, 128}, Case{4, false, 32, 29, 17, 72},
                       Case{4, false, 128, 43, 100, 4500}, Case{4, true, 64, 10, 65, 192},
                       Case{4, true, 96, 20, 40, 330}, Case{4, true, 0, 300, 48, 65}));
@@ -217,6 +230,7 @@ TEST(QuantizedProducts, ARowDoesNotDependOnHowManyComeWithIt) {
                                             {4, false, 96},
                                             {4, true, 64},
                                             {4, true, 32},
+                                            {4, false, 256},
                                             {4, true, 0}}) {
     kernels::QuantizedShape shape;
     shape.bits = bits;
@@ -231,7 +245,8 @@ TEST(QuantizedProducts, ARowDoesNotDependOnHowManyComeWithIt) {
         static_cast<size_t>(kernels::quantized_matmul_scratch(shape, kMost)));
     std::vector<float> expected;
     for (const auto path : paths(shape)) {
-      for (const int64_t rows : {kMost, 1L, 2L, 7L, 8L, 9L, 16L, 31L, 32L, 33L, 64L, 65L, 128L}) {
+      for (const int64_t rows :
+           {kMost, 1L, 2L, 4L, 5L, 7L, 8L, 9L, 16L, 31L, 32L, 33L, 64L, 65L, 128L}) {
         std::vector<float> y(static_cast<size_t>(rows * shape.n));
         kernels::quantized_matmul({.w = w.matrix,
                                    .type = kernels::FloatType::kBFloat16,
