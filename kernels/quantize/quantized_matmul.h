@@ -1,13 +1,13 @@
 // y = x w^T + bias for many rows of x and weights in 8 or 4 bits, by products of 8-bit integers.
 //
 // Each row of x becomes 8-bit codes as it comes, in pieces of 256, 64 or 32 elements that share a
-// scale and lie within a group of w (the longest that divides the group; of whole rows 64, or 256
-// where their last piece then has at most an eighth of a row of zeros):
-// scale = max |x| / 127, code = round(x / scale), halves to even. A
-// piece's products are summed exactly in 32 bits, then scaled and added to an fp32 sum, in the
-// order of k. So results are the same bits for any number of threads, and those of a row do not
-// depend on what rows come with it. A piece with a NaN or an infinity makes its row NaN; one whose
-// numbers are all below 1e-35 counts as zeros.
+// scale: the longest that divides a group of w, or 64 if its groups are whole rows and no piece of
+// 256 is used. Those are where the last of a row has zeros for an eighth of the row at most. Of a
+// piece scale = max |x| / 127, code = round(x / scale), halves to even; its products are summed
+// exactly in 32 bits, then scaled and added to an fp32 sum, in the order of k. So results are the
+// same bits for any number of threads, and those of a row do not depend on what rows come with it.
+// A piece with a NaN or an infinity makes its row NaN; one whose numbers are all below 1e-35 counts
+// as zeros.
 //
 // An element of x is off by half a step at most: |error of y| <= sum over pieces of
 // scale / 2 * sum |w|, beside rounding.
