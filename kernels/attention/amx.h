@@ -50,25 +50,31 @@ inline void store_sums(float* c00, float* c01, float* c10, float* c11) {
 }
 
 // Left tiles have rows `stride` bytes apart.
-inline void add_part(const uint16_t* a0, const uint16_t* a1, const uint16_t* b0, const uint16_t* b1,
-                     int64_t stride = 64) {
-  load<4>(a0, stride);
-  load<6>(b0);
-  load<5>(a1, stride);
-  load<7>(b1);
+inline void load_left(const uint16_t* upper, const uint16_t* lower, int64_t stride = 64) {
+  load<4>(upper, stride);
+  load<5>(lower, stride);
+}
+inline void load_right(const uint16_t* first, const uint16_t* second) {
+  load<6>(first);
+  load<7>(second);
+}
+inline void add_loaded() {
   BFloat16Product::add<0, 4, 6>();
   BFloat16Product::add<1, 4, 7>();
   BFloat16Product::add<2, 5, 6>();
   BFloat16Product::add<3, 5, 7>();
 }
 
-// The part of either operand in each partial product, the smallest products first.
+// The part of either operand in each partial product: one changes at a time, and the largest
+// product comes last.
 template <int kNumber>
 struct Partial {
   static constexpr int kCount = kNumber == 1 ? 1 : 6;
-  static constexpr int kLeft[6] = {0, 1, 2, 0, 1, 0}, kRight[6] = {2, 1, 0, 1, 0, 0};
+  static constexpr int kLeft[6] = {2, 1, 1, 0, 0, 0}, kRight[6] = {0, 0, 1, 1, 2, 0};
   static constexpr int left(int i) { return kNumber == 1 ? 0 : kLeft[i]; }
   static constexpr int right(int i) { return kNumber == 1 ? 0 : kRight[i]; }
+  static constexpr bool new_left(int i) { return i == 0 || left(i) != left(i - 1); }
+  static constexpr bool new_right(int i) { return i == 0 || right(i) != right(i - 1); }
 };
 
 // Adds two left tiles times two right tiles, each with its parts in a row.
@@ -76,21 +82,25 @@ template <int kNumber>
 inline void add_products(const uint16_t* a0, const uint16_t* a1, const uint16_t* b0,
                          const uint16_t* b1) {
   using Each = Partial<kNumber>;
+#pragma GCC unroll 6
   for (int i = 0; i < Each::kCount; ++i) {
     const int64_t a = Each::left(i) * kTile, b = Each::right(i) * kTile;
-    add_part(a0 + a, a1 + a, b0 + b, b1 + b);
+    if (Each::new_left(i)) load_left(a0 + a, a1 + a);
+    if (Each::new_right(i)) load_right(b0 + b, b1 + b);
+    add_loaded();
   }
 }
 
 // A row of 2 x 2 results, computed a partial product at a time, so that callers can do other work
-// in between. Distances are in elements of their type unless they say bytes.
+// in between that leaves the tiles alone. Distances are in elements of their type unless they say
+// bytes.
 template <int kNumber>
 struct Products {
   const uint16_t *left = nullptr, *right = nullptr;
   float* sums = nullptr;
   int64_t left_lower = 0, left_step = 0, left_part = 0, left_stride = 64;  // stride in bytes
-  int64_t right_other = 0, right_step = 0, right_next = 0;
-  int64_t sums_other = 0, sums_lower = 0, sums_next = 0, sums_stride = 64;  // stride in bytes
+  int64_t right_column = 0, right_step = 0;                                // columns of kSide
+  int64_t sums_column = 0, sums_lower = 0, sums_stride = 64;               // stride in bytes
   int64_t steps = 0, count = 0;  // products per result, results
   bool add = false;              // to what sums hold
 
@@ -100,47 +110,32 @@ struct Products {
   }
 
   void advance() {
+    using Each = Partial<kNumber>;
     if (step_ == 0 && part_ == 0) begin();
-    const uint16_t* a = left + step_ * left_step + Partial<kNumber>::left(part_) * left_part;
-    const uint16_t* b = right + step_ * right_step + Partial<kNumber>::right(part_) * kTile;
-    add_part(a, a + left_lower, b, b + right_other, left_stride);
-    if (++part_ < Partial<kNumber>::kCount) return;
+    const uint16_t* a = left + step_ * left_step + Each::left(part_) * left_part;
+    const uint16_t* b = right + step_ * right_step + Each::right(part_) * kTile;
+    if (Each::new_left(part_)) load_left(a, a + left_lower, left_stride);
+    if (Each::new_right(part_)) load_right(b, b + right_column);
+    add_loaded();
+    if (++part_ < Each::kCount) return;
     part_ = 0;
     if (++step_ < steps) return;
     step_ = 0;
-    float* lower = sums + sums_lower;
-    store<0>(sums, sums_stride);
-    store<1>(sums + sums_other, sums_stride);
-    store<2>(lower, sums_stride);
-    store<3>(lower + sums_other, sums_stride);
-    right += right_next;
-    sums += sums_next;
-    --count;
+    end();
   }
   void finish() {
-    if constexpr (kNumber == 1) {  // in registers
+    if constexpr (kNumber == 1) {
       while (step_ > 0) advance();
-      const uint16_t* b = right;
-      float* to = sums;
-      for (; count > 0; --count, b += right_next, to += sums_next) {
-        float* const lower = to + sums_lower;
-        if (add) {
-          load<0>(to, sums_stride);
-          load<1>(to + sums_other, sums_stride);
-          load<2>(lower, sums_stride);
-          load<3>(lower + sums_other, sums_stride);
-        } else {
-          zero_sums();
-        }
+      if (steps == 2) return finish_two_steps();
+      for (; count > 0; end()) {
+        begin();
         for (int64_t step = 0; step < steps; ++step) {
-          const uint16_t* at = left + step * left_step;
-          const uint16_t* other = b + step * right_step;
-          add_part(at, at + left_lower, other, other + right_other, left_stride);
+          const uint16_t* a = left + step * left_step;
+          const uint16_t* b = right + step * right_step;
+          load_left(a, a + left_lower, left_stride);
+          load_right(b, b + right_column);
+          add_loaded();
         }
-        store<0>(to, sums_stride);
-        store<1>(to + sums_other, sums_stride);
-        store<2>(lower, sums_stride);
-        store<3>(lower + sums_other, sums_stride);
       }
     } else {
       while (!done()) advance();
@@ -152,9 +147,47 @@ struct Products {
     if (!add) return zero_sums();
     const float* lower = sums + sums_lower;
     load<0>(sums, sums_stride);
-    load<1>(sums + sums_other, sums_stride);
+    load<1>(sums + sums_column, sums_stride);
     load<2>(lower, sums_stride);
-    load<3>(lower + sums_other, sums_stride);
+    load<3>(lower + sums_column, sums_stride);
+  }
+  void end() {
+    float* lower = sums + sums_lower;
+    store<0>(sums, sums_stride);
+    store<1>(sums + sums_column, sums_stride);
+    store<2>(lower, sums_stride);
+    store<3>(lower + sums_column, sums_stride);
+    right += 2 * right_column;
+    sums += 2 * sums_column;
+    --count;
+  }
+  // The four left tiles stay in registers: three tiles are loaded where the other way loads four.
+  void finish_two_steps() {
+    load<4>(left, left_stride);
+    load<5>(left + left_step, left_stride);
+    load<6>(left + left_lower, left_stride);
+    load<7>(left + left_lower + left_step, left_stride);
+    for (int64_t column = 0; column < 2 * count; ++column) {
+      const uint16_t* b = right + column * right_column;
+      float* const upper = sums + column * sums_column;
+      float* const lower = upper + sums_lower;
+      if (add) {
+        load<0>(upper, sums_stride);
+        load<1>(lower, sums_stride);
+      } else {
+        zero<0>();
+        zero<1>();
+      }
+      load<2>(b);
+      load<3>(b + right_step);
+      BFloat16Product::add<0, 4, 2>();
+      BFloat16Product::add<1, 6, 2>();
+      BFloat16Product::add<0, 5, 3>();
+      BFloat16Product::add<1, 7, 3>();
+      store<0>(upper, sums_stride);
+      store<1>(lower, sums_stride);
+    }
+    count = 0;
   }
   int part_ = 0;
   int64_t step_ = 0;

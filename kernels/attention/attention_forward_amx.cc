@@ -1,6 +1,7 @@
 // Attention forward on bf16 tiles: online softmax over panels of keys. A work item is a range of
 // queries of one (batch, kv head): keys and values are packed once for all of its query heads, a
 // stretch that stays in the second cache level at a time.
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -9,6 +10,7 @@
 #include "kernels/attention/attention.h"
 #include "kernels/attention/cover.h"
 #include "kernels/attention/key_runs.h"
+#include "kernels/attention/rows_ahead.h"
 #include "kernels/attention/scratch.h"
 #include "kernels/cpu.h"
 
@@ -34,6 +36,9 @@ static_assert(kPanel == kUnit);
 // hide them, one product does not, where a change between the units costs more.
 template <class T>
 constexpr bool kMixed = amx::kParts<T> > 1;
+// Panels whose scores and weights are kept at once.
+template <class T>
+constexpr int64_t kTurns = kMixed<T> ? 2 : 1;
 
 // Weights are relative to a reference near the largest score so far. It moves only when that has
 // grown by more than this power of two, so that sums and values seldom need rescaling.
@@ -46,6 +51,16 @@ struct Plan {
   int64_t ranges;  // per kv head
   int64_t items;
   int64_t stretch;  // keys packed at once, a multiple of kPanel
+
+  // Queries of a kv head's query heads.
+  struct Item {
+    int64_t b, kv_head, first_query, queries;
+  };
+  // Ranges at the end of a causal sequence see most keys: the short items come last.
+  Item item(const AttentionProblem& p, int64_t index) const {
+    const int64_t kv_item = index / ranges, first = (ranges - 1 - index % ranges) * range;
+    return {kv_item / p.kv_heads, kv_item % p.kv_heads, first, std::min(range, p.queries - first)};
+  }
 
   explicit Plan(const AttentionProblem& p) {
     constexpr int64_t kEnoughItems = 8, kLeastRange = 256, kPacked = 65536, kKept = 131072;
@@ -63,6 +78,17 @@ struct Plan {
   }
 };
 
+// What the rows of a block have so far: references of their exponentials, sums of these, values.
+struct BlockRows {
+  float *tops, *sums, *out;
+
+  void clear(int64_t dim) const {
+    std::fill(tops, tops + kBlock, kMinusInfinity);
+    std::fill(sums, sums + kBlock * kSide, 0.0f);
+    std::fill(out, out + kBlock * dim, 0.0f);
+  }
+};
+
 // Of one thread.
 template <class T>
 struct Buffers {
@@ -77,12 +103,16 @@ struct Buffers {
     keys = scratch.take<uint16_t>(plan.stretch * plan.dim * kN);
     values = scratch.take<uint16_t>(plan.stretch * plan.dim * kN);
     queries = scratch.take<uint16_t>(kBlock * plan.dim * kN);
-    weights = scratch.take<uint16_t>(2 * kBlock * kPanel * kN);
-    scores = scratch.take<float>(2 * kBlock * kPanel);
+    weights = scratch.take<uint16_t>(kTurns<T> * kBlock * kPanel * kN);
+    scores = scratch.take<float>(kTurns<T> * kBlock * kPanel);
     tops = scratch.take<float>(kept);            // references of the weights
     sums = scratch.take<float>(kept * kSide);    // sums of weights by lane
     out = scratch.take<float>(kept * plan.dim);  // result tiles [query / 16][channel / 16]
     bytes = scratch.bytes();
+  }
+
+  BlockRows rows(int64_t first, int64_t dim) const {
+    return {tops + first, sums + first * kSide, out + first * dim};
   }
 };
 
@@ -100,13 +130,11 @@ void score(const uint16_t* queries, const uint16_t* keys, int64_t dim, int64_t w
   job.left_step = kStep;
   job.left_part = kTile;
   job.right = keys;
-  job.right_other = steps * kStep;
+  job.right_column = steps * kStep;
   job.right_step = kStep;
-  job.right_next = 2 * steps * kStep;
   job.sums = scores;
-  job.sums_other = kSide;
+  job.sums_column = kSide;
   job.sums_lower = kSide * kPanel;
-  job.sums_next = 2 * kSide;
   job.sums_stride = kPanel * 4;
   job.steps = steps;
   job.count = width / kTerms;
@@ -128,23 +156,47 @@ void add_weighted_values(const uint16_t* weights, const uint16_t* values, int64_
   job.left_part = kTerms;
   job.left_stride = kWeightRow<T> * 2;
   job.right = values;
-  job.right_other = kStep;
+  job.right_column = kStep;
   job.right_step = across * kStep;
-  job.right_next = 2 * kStep;
   job.sums = out;
-  job.sums_other = kResult;
+  job.sums_column = kResult;
   job.sums_lower = across * kResult;
-  job.sums_next = 2 * kResult;
   job.steps = width / kTerms;
   job.count = across / 2;
   job.add = true;
 }
+
+// What is fetched beside the exponentials, a line per query.
+class Ahead {
+ public:
+  // What the block writes at its end, and the queries of the next one.
+  void of_block(const RowsAhead& out, const RowsAhead& queries) {
+    rows_[0] = out;
+    rows_[1] = queries;
+    at_ = 0;
+  }
+  // What is packed next.
+  void of_stretch(const RowsAhead& keys, const RowsAhead& values) {
+    rows_[2] = keys;
+    rows_[3] = values;
+  }
+  void fetch_line() {
+    for (; at_ < rows_.size(); ++at_) {
+      if (!rows_[at_].done()) return rows_[at_].fetch_line();
+    }
+  }
+
+ private:
+  std::array<RowsAhead, 4> rows_;
+  size_t at_ = 0;
+};
 
 // The tile products that run beside the exponentials of a panel: the values of the panel before,
 // the scores of the one after.
 template <class T>
 struct Beside {
   amx::Products<amx::kParts<T>> values, scores;
+  Ahead& ahead;
 
   void advance() {
     if (!values.done()) {
@@ -202,11 +254,6 @@ void rescale(__m512 old, __m512 reference, int64_t dim, float* sums, float* out)
   }
 }
 
-// What the rows of a block have so far: references of their exponentials, sums of these, values.
-struct BlockRows {
-  float *tops, *sums, *out;
-};
-
 // Turns the scores of a panel into weights, and advances the products beside it.
 template <class T, int kVectors, bool kDrop>
 void online_softmax(const PanelBits& bits, float factor, int64_t dim, Beside<T>& beside,
@@ -253,12 +300,11 @@ void online_softmax(const PanelBits& bits, float factor, int64_t dim, Beside<T>&
       }
     }
     _mm512_store_ps(sums + r * kSide, sum);
+    beside.ahead.fetch_line();
     if constexpr (kMixed<T>) {
       for (due += share; due >= kBlock; due -= kBlock) beside.advance();
     }
   }
-  beside.values.finish();
-  beside.scores.finish();
 }
 
 // Divides by the sums and writes values and logarithms of a block.
@@ -331,7 +377,7 @@ struct KeyStretch {
 template <class T>
 void block(const AttentionForward<T>& call, const Plan& plan, const Buffers<T>& buffers,
            const Cover& cover, const QueryPlace& place, const KeyStretch& keys,
-           const BlockRows& own) {
+           const BlockRows& own, Ahead& ahead) {
   constexpr int64_t kN = amx::kParts<T>;
   const int64_t b = place.b, h = place.h, first_query = place.first;
   const AttentionProblem& p = call.p;
@@ -342,24 +388,23 @@ void block(const AttentionForward<T>& call, const Plan& plan, const Buffers<T>& 
   const amx::Rows<T> rows{
       {call.q.at(b, first_query, h), call.q.token}, count, p.head_dim, nullptr, p.scale < 0};
   amx::pack_left(rows, kBlock, plan.dim, buffers.queries);
-  if (first_query + count < p.queries) {  // the next block's
-    amx::Rows<T> next = rows;
-    next.place.data += count * rows.place.stride;
-    next.rows = std::min(kBlock, p.queries - first_query - count);
-    for (int64_t row = 0; row < next.rows; ++row) next.prefetch(row);
-  }
-  const auto scores_of = [&](int64_t turn) { return buffers.scores + turn * kBlock * kPanel; };
+  ahead.of_block({call.out.at(b, first_query, h), call.out.token, count, p.value_size()},
+                 {call.q.at(b, first_query + count, h), call.q.token,
+                  std::min(kBlock, p.queries - first_query - count), p.head_dim});
+  const auto scores_of = [&](int64_t turn) {
+    return buffers.scores + turn % kTurns<T> * kBlock * kPanel;
+  };
   const auto weights_of = [&](int64_t turn) {
-    return buffers.weights + turn * kBlock * kPanel * kN;
+    return buffers.weights + turn % kTurns<T> * kBlock * kPanel * kN;
   };
   const auto packed = [&](int64_t key) { return (key - keys.first) * plan.dim * kN; };
-  Beside<T> beside;
+  Beside<T> beside{{}, {}, ahead};
   score<T>(buffers.queries, buffers.keys + packed(panels.key), plan.dim, panels.width, scores_of(0),
            beside.scores);
   beside.scores.finish();
   PanelBits bits;
   int64_t turn = 0;
-  for (bool more = true; more; turn = 1 - turn) {
+  for (bool more = true; more; ++turn) {
     const int64_t key = panels.key, width = panels.width;
     bits.hides = panels.seen == Seen::kSome;
     if (bits.hides) cover.bits(key, bits.visible);
@@ -370,17 +415,21 @@ void block(const AttentionForward<T>& call, const Plan& plan, const Buffers<T>& 
     more = panels.next();
     if (more) {
       score<T>(buffers.queries, buffers.keys + packed(panels.key), plan.dim, panels.width,
-               scores_of(1 - turn), beside.scores);
+               scores_of(turn + 1), beside.scores);
     }
     const auto soft =
         p.dropout > 0
             ? (width == kPanel ? online_softmax<T, 4, true> : online_softmax<T, 2, true>)
             : (width == kPanel ? online_softmax<T, 4, false> : online_softmax<T, 2, false>);
     soft(bits, factor, plan.dim, beside, scores_of(turn), weights_of(turn), own);
+    // Scores are wanted next, so values come last.
+    if constexpr (kMixed<T>) beside.values.finish();
+    beside.scores.finish();
     add_weighted_values<T>(weights_of(turn), buffers.values + packed(key), plan.dim, width, own.out,
                            beside.values);
+    if constexpr (!kMixed<T>) beside.values.finish();
   }
-  beside.values.finish();
+  if constexpr (kMixed<T>) beside.values.finish();
 }
 
 // Packs keys and values. Those that no query sees are packed as zeros, whatever they hold, and so
@@ -396,25 +445,35 @@ void pack_stretch(const AttentionForward<T>& call, const Plan& plan, int64_t b,
                          buffers.values);
 }
 
+// Keys and values from `first` on are packed next.
 template <class T>
-void range(const AttentionForward<T>& call, const Plan& plan, const SegmentRange* ranges, int64_t b,
-           int64_t kv_head, int64_t first_query, const Buffers<T>& buffers) {
+void expect(const AttentionForward<T>& call, const Plan& plan, const Plan::Item& item,
+            int64_t first, Ahead& ahead) {
+  if (call.p.key_blocks) return;
+  const int64_t rows = std::min(plan.stretch, call.p.keys - first);
+  ahead.of_stretch(
+      {call.k.at(item.b, first, item.kv_head), call.k.token, rows, call.p.head_dim},
+      {call.v.at(item.b, first, item.kv_head), call.v.token, rows, call.p.value_size()});
+}
+
+// One item; after it the thread is likely to compute `next`, if that is not null.
+template <class T>
+void range(const AttentionForward<T>& call, const Plan& plan, const SegmentRange* ranges,
+           const Plan::Item& item, const Plan::Item* next, const Buffers<T>& buffers) {
   const AttentionProblem& p = call.p;
   const AmxTiles tiles;
   const Band band(p);
-  const int64_t queries = std::min(plan.range, p.queries - first_query);
-  const int64_t blocks = divide_up(queries, kBlock), kept = plan.group * plan.range;
-  std::fill(buffers.tops, buffers.tops + kept, kMinusInfinity);
-  std::fill(buffers.sums, buffers.sums + kept * kSide, 0.0f);
-  std::fill(buffers.out, buffers.out + kept * plan.dim, 0.0f);
-  const auto rows_at = [&](int64_t at) -> BlockRows {
-    return {buffers.tops + at, buffers.sums + at * kSide, buffers.out + at * plan.dim};
-  };
+  const auto [b, kv_head, first_query, queries] = item;
+  const int64_t blocks = divide_up(queries, kBlock);
+  const auto first_key = [&](const Cover& cover) { return cover.first_key() / kUnit * kUnit; };
   const Cover whole(p, band, ranges, b, first_query, queries);
-  const int64_t end = whole.end_key();
-  for (int64_t key = whole.first_key() / kUnit * kUnit; key < end; key += plan.stretch) {
+  const int64_t begin = first_key(whole), end = whole.end_key();
+  Ahead ahead;
+  int64_t key = begin;
+  do {
     const int64_t stop = std::min(end, key + plan.stretch);
-    if (p.key_blocks) {
+    if (key >= stop) {  // no query sees a key
+    } else if (p.key_blocks) {
       pack_stretch(call, plan, b, {key, stop}, KeyRows<T>(call.k, p.key_blocks, b, key, kv_head),
                    KeyRows<T>(call.v, p.value_blocks, b, key, kv_head), buffers);
     } else {
@@ -422,21 +481,27 @@ void range(const AttentionForward<T>& call, const Plan& plan, const SegmentRange
                    amx::EvenRows<T>{call.k.at(b, key, kv_head), call.k.token},
                    amx::EvenRows<T>{call.v.at(b, key, kv_head), call.v.token}, buffers);
     }
+    if (stop < end) {
+      expect(call, plan, item, stop, ahead);
+    } else if (next != nullptr) {
+      const Cover cover(p, band, ranges, next->b, next->first_query, next->queries);
+      expect(call, plan, *next, first_key(cover), ahead);
+    }
     for (int64_t g = 0; g < plan.group; ++g) {
       for (int64_t i = 0; i < blocks; ++i) {
         const int64_t first = first_query + i * kBlock, at = g * plan.range + i * kBlock;
+        const QueryPlace place{b, kv_head * plan.group + g, first};
+        const BlockRows rows = buffers.rows(at, plan.dim);
         const Cover cover(p, band, ranges, b, first, std::min(kBlock, p.queries - first));
-        block(call, plan, buffers, cover, {b, kv_head * plan.group + g, first}, {key, stop},
-              rows_at(at));
+        if (key == begin) rows.clear(plan.dim);
+        block(call, plan, buffers, cover, place, {key, stop}, rows, ahead);
+        // As soon as there are no more keys, while the results are in the first cache level.
+        const bool open = key == begin || key < cover.end_key();
+        if (open && stop >= cover.end_key()) finish(call, place, plan.dim, rows);
       }
     }
-  }
-  for (int64_t g = 0; g < plan.group; ++g) {
-    for (int64_t i = 0; i < blocks; ++i) {
-      const int64_t at = g * plan.range + i * kBlock;
-      finish(call, {b, kv_head * plan.group + g, first_query + i * kBlock}, plan.dim, rows_at(at));
-    }
-  }
+    key = stop;
+  } while (key < end);
 }
 
 }  // namespace
@@ -456,11 +521,10 @@ void forward_tiles(ThreadPool& pool, const AttentionForward<T>& call) {
   const int64_t bytes = Buffers<T>(plan, nullptr).bytes;
   const SegmentRange* ranges =
       fill_segment_ranges(p, reinterpret_cast<float*>(base + pool.threads() * bytes));
-  // Ranges at the end of a causal sequence see most keys: the short items come last.
-  run_with_slots(pool, plan.items, [&](int64_t item, int64_t slot) {
-    const int64_t kv_item = item / plan.ranges;
-    const int64_t first = (plan.ranges - 1 - item % plan.ranges) * plan.range;
-    range(call, plan, ranges, kv_item / p.kv_heads, kv_item % p.kv_heads, first,
+  run_with_slots(pool, plan.items, [&](int64_t index, int64_t slot) {
+    const int64_t then = index + pool.threads();
+    const Plan::Item item = plan.item(p, index), next = plan.item(p, then);
+    range(call, plan, ranges, item, then < plan.items ? &next : nullptr,
           Buffers<T>(plan, base + slot * bytes));
   });
 }
