@@ -424,6 +424,10 @@ std::vector<OpCase> cases() {
       {"extreme", kB, 1, 2, 2, 150, 150, 16, true, Mask::kNone, 0, false, 0, 12},
       {"empty_rows", kB, 2, 2, 2, 140, 140, 16, true, Mask::kSomeEmpty},
       {"widest", kB, 1, 2, 1, 90, 300, 256, false},
+      // Keys are packed 256 at a time: blocks of queries end in one stretch or go on in the next.
+      {"stretches_window", kB, 1, 2, 1, 610, 610, 256, true, Mask::kNone, 0, false, 0, 1, 90},
+      {"stretches_segments", kB, 2, 1, 1, 540, 540, 200, true, Mask::kRandom, 0.1, false, 0, 1, 0,
+       Segments::kMixed},
       {"full", kF, 1, 2, 2, 100, 230, 96, false},
       {"offset", kF, 1, 2, 1, 70, 200, 128},
       {"queries_before_keys", kF, 1, 1, 1, 210, 100, 40},
