@@ -1,7 +1,6 @@
 // Attention forward on bf16 tiles: online softmax over panels of keys. A work item is a range of
 // queries of one (batch, kv head): keys and values are packed once for all of its query heads, a
 // stretch that stays in the second cache level at a time.
-#include <array>
 #include <cmath>
 #include <limits>
 
@@ -166,33 +165,8 @@ void add_weighted_values(const uint16_t* weights, const uint16_t* values, int64_
   job.add = true;
 }
 
-// What is fetched beside the exponentials, a line per query.
-class Ahead {
- public:
-  // What the block writes at its end, and the queries of the next one.
-  void of_block(const RowsAhead& out, const RowsAhead& queries) {
-    rows_[0] = out;
-    rows_[1] = queries;
-    at_ = 0;
-  }
-  // What is packed next.
-  void of_stretch(const RowsAhead& keys, const RowsAhead& values) {
-    rows_[2] = keys;
-    rows_[3] = values;
-  }
-  void fetch_line() {
-    for (; at_ < rows_.size(); ++at_) {
-      if (!rows_[at_].done()) return rows_[at_].fetch_line();
-    }
-  }
-
- private:
-  std::array<RowsAhead, 4> rows_;
-  size_t at_ = 0;
-};
-
-// The tile products that run beside the exponentials of a panel: the values of the panel before,
-// the scores of the one after.
+// What runs beside the exponentials of a panel: tile products, the values of the panel before and
+// the scores of the one after, and a line of the rows ahead per query.
 template <class T>
 struct Beside {
   amx::Products<amx::kParts<T>> values, scores;
@@ -373,13 +347,21 @@ struct KeyStretch {
   int64_t first, end;
 };
 
+// kBlock queries of a head.
+struct Block {
+  QueryPlace place;
+  Cover cover;
+  BlockRows rows;
+};
+
 // One block against packed keys.
 template <class T>
 void block(const AttentionForward<T>& call, const Plan& plan, const Buffers<T>& buffers,
-           const Cover& cover, const QueryPlace& place, const KeyStretch& keys,
-           const BlockRows& own, Ahead& ahead) {
+           const Block& of, const KeyStretch& keys, Ahead& ahead) {
   constexpr int64_t kN = amx::kParts<T>;
-  const int64_t b = place.b, h = place.h, first_query = place.first;
+  const auto [b, h, first_query] = of.place;
+  const Cover& cover = of.cover;
+  const BlockRows& own = of.rows;
   const AttentionProblem& p = call.p;
   const float factor = std::max(std::abs(p.scale) * kLog2E, 1e-30f);
   const int64_t count = std::min(kBlock, p.queries - first_query);
@@ -490,14 +472,14 @@ void range(const AttentionForward<T>& call, const Plan& plan, const SegmentRange
     for (int64_t g = 0; g < plan.group; ++g) {
       for (int64_t i = 0; i < blocks; ++i) {
         const int64_t first = first_query + i * kBlock, at = g * plan.range + i * kBlock;
-        const QueryPlace place{b, kv_head * plan.group + g, first};
-        const BlockRows rows = buffers.rows(at, plan.dim);
-        const Cover cover(p, band, ranges, b, first, std::min(kBlock, p.queries - first));
-        if (key == begin) rows.clear(plan.dim);
-        block(call, plan, buffers, cover, place, {key, stop}, rows, ahead);
+        const Block one{{b, kv_head * plan.group + g, first},
+                        Cover(p, band, ranges, b, first, std::min(kBlock, p.queries - first)),
+                        buffers.rows(at, plan.dim)};
+        if (key == begin) one.rows.clear(plan.dim);
+        block(call, plan, buffers, one, {key, stop}, ahead);
         // As soon as there are no more keys, while the results are in the first cache level.
-        const bool open = key == begin || key < cover.end_key();
-        if (open && stop >= cover.end_key()) finish(call, place, plan.dim, rows);
+        const bool open = key == begin || key < one.cover.end_key();
+        if (open && stop >= one.cover.end_key()) finish(call, one.place, plan.dim, one.rows);
       }
     }
     key = stop;
