@@ -45,7 +45,7 @@ std::string name_of_test() {
 uint64_t run_seed() {
   static const uint64_t seed = [] {
     if (const char* text = std::getenv("DS_TEST_SEED")) {
-      return static_cast<uint64_t>(std::strtoull(text, nullptr, 0));
+      return static_cast<uint64_t>(std::strtoull(text, nullptr, 0)) & (~uint64_t{0} >> 1);
     }
     std::random_device device;
     return uint64_t{device()} << 31 ^ device();

@@ -37,8 +37,8 @@ enum ds_weight_form_code {
  *     CPUs that the process may run on; "int8_activations": false, true lets products with "int8"
  *     and "int4" of more than 16 rows (a prompt) round these to 8 bits as well, in pieces of 32, 64
  *     or 256 that share a scale, "all" those of any number of rows: faster on a CPU with
- *     AVX512-VNNI or with AVX2 and no AVX-512, where group_size is 0 or a multiple of 32 (the
- *     fastest are 0 and multiples of 256), without effect elsewhere; "overrides":
+ *     AVX512-VNNI (most with group sizes of 0 and multiples of 256) or with AVX2 and no AVX-512,
+ *     where group_size is 0 or a multiple of 32, without effect elsewhere; "overrides":
  *     [{"match": "h.0.*", "weights": "int8", ...}], another form, group size or symmetry for the
  *     matrices of linear layers whose names match (* is any text, ? any character; the last match
  *     counts), not with "fp32"; "offload_param":

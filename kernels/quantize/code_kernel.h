@@ -3,9 +3,11 @@
 // column and what its sums are scaled by.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <type_traits>
 
 #include "kernels/matmul/blocked.h"
@@ -23,7 +25,9 @@ constexpr auto for_code_pieces(const Make& make) {
                     make(std::integral_constant<int64_t, kCodePieces[1]>()),
                     make(std::integral_constant<int64_t, kCodePieces[2]>())};
 }
-constexpr size_t code_piece_index(int64_t piece) { return piece == 256 ? 0 : piece == 64 ? 1 : 2; }
+constexpr size_t code_piece_index(int64_t piece) {
+  return static_cast<size_t>(std::ranges::find(kCodePieces, piece) - std::begin(kCodePieces));
+}
 
 // Rows of x as codes. Of every eight codes those of elements 0, 4, 1, 5 come first, then 2, 6, 3,
 // 7: the order in which words of 4-bit codes come apart.
