@@ -307,9 +307,9 @@ DS_API ds_status ds_engine_get_values(ds_engine* engine, int64_t parameter, ds_v
  * @param parameter, kind, state, extent  as in ds_engine_get_values
  * @param value  float32 of the shape that ds_engine_get_values gives; for DS_VALUE_GRADIENT also
  *               bfloat16 and float16, and with DS_EXTENT_WHOLE it replaces the gathered gradient
- * Blocks: for DS_VALUE_PARAMETER. Errors: DS_ERR_NOT_FOUND, DS_ERR_STATE (between forward and
- * backward), DS_ERR_UNSUPPORTED (local gradients of the caller that are not reduced before the
- * step), DS_ERR_COMM, DS_ERR_ABORTED. Since: 0.5.
+ * Blocks: for DS_VALUE_PARAMETER, and to reduce gradients of the caller that wait. Errors:
+ * DS_ERR_NOT_FOUND, DS_ERR_STATE (between forward and backward), DS_ERR_UNSUPPORTED (local ones of
+ * the caller that are not reduced before the step), DS_ERR_COMM, DS_ERR_ABORTED. Since: 0.5.
  */
 DS_API ds_status ds_engine_set_values(ds_engine* engine, int64_t parameter, ds_value_kind kind,
                                       const char* DS_NULLABLE state, ds_extent extent,

@@ -76,8 +76,6 @@ namespace reference {
 void add(const double* a, const double* b, int64_t n, double* y);
 void scale(const double* x, double factor, int64_t n, double* y);
 void accumulate(const double* x, double factor, int64_t n, double* sum);
-// Element `flat` of the strided source in row-major order.
-int64_t strided_offset(const Strided& shape, int64_t flat);
 }  // namespace reference
 
 }  // namespace ds::kernels

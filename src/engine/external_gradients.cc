@@ -31,6 +31,11 @@ void check_gradient(const Tensor& gradient, const nn::Parameter& parameter) {
 
 }  // namespace
 
+void reduce_given(RunContext& run, const OpenStep& open) {
+  if (run.model->has_architecture() || open.phase != OpenStep::Phase::kBackwardDone) return;
+  run.state->gradients().reduce_open();
+}
+
 // Those of a built-in model that are reduced in its backward have no place for whole ones of the
 // caller before the first of them comes.
 void ExternalGradients::need_whole_gradients() {
@@ -131,7 +136,7 @@ void ExternalGradients::set(const std::string& name, const Tensor& value) {
   check_gradient(value, run_.model->parameters()[id]);
   open_.begin_clock();
   guard_.write([&] {
-    reduce_open();
+    reduce_given(run_, open_);
     run_.state->gradients().materialize(run_.context());
     run_.state->gradients().reduce_replicas();
     zero::write_gradient(run_.context(), run_.state->gradients(), id, run_.operand(value));
@@ -142,16 +147,10 @@ void ExternalGradients::set(const std::string& name, const Tensor& value) {
   open_.phase = OpenStep::Phase::kBackwardDone;
 }
 
-// Gradients of the caller that have left for a bucket cannot be seen before they come back.
-void ExternalGradients::reduce_open() {
-  if (run_.model->has_architecture() || open_.phase != OpenStep::Phase::kBackwardDone) return;
-  run_.state->gradients().reduce_open();
-}
-
 Tensor ExternalGradients::get(const std::string& name) {
   const models::Model::Use use(*run_.model);
   const nn::ParamId id = run_.trainable(name);
-  guard_.run([this] { reduce_open(); });
+  guard_.run([this] { reduce_given(run_, open_); });
   guard_.materialize();
   return to_host(zero::read_gradient(run_.context(), run_.state->gradients(), id),
                  run_.model->host());

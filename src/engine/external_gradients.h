@@ -15,6 +15,10 @@ class ParameterScopes;
 class StepGuard;
 struct RunContext;
 
+// Gradients of the caller that have left for a bucket come back: before that nobody sees them, and
+// they are added to what is set. Every rank makes the call.
+void reduce_given(RunContext& run, const OpenStep& open);
+
 class ExternalGradients {
  public:
   ExternalGradients(RunContext& run, OpenStep& open, ParameterScopes& scopes,
@@ -42,7 +46,6 @@ class ExternalGradients {
   void add_by_bucket(std::span<const nn::ParamId> ids, std::span<const Tensor* const> gradients);
   void add_whole(std::span<const nn::ParamId> ids, std::span<const Tensor* const> gradients);
   void need_whole_gradients();
-  void reduce_open();
   void wait_for_readers(std::span<const Tensor* const> gradients);
 
   RunContext& run_;

@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "base/text.h"
+#include "engine/external_gradients.h"
 #include "engine/open_step.h"
 #include "engine/parameter_scopes.h"
 #include "engine/run_context.h"
@@ -101,6 +102,7 @@ void ParameterValues::set_local_gradient(const std::string& name, const Tensor& 
   zero::TrainState& state = *run_.state;
   open_.begin_clock();
   guard_.write([&] {
+    reduce_given(run_, open_);
     state.gradients().materialize(ctx);
     zero::write_owned_gradient(ctx, state.gradients(), run_.trainable(name), run_.operand(values));
   });

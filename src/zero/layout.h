@@ -64,10 +64,7 @@ class Layout {
 
   const MeshShape& mesh() const { return mesh_; }
   int stage() const { return stage_; }
-  // The ranks over whose samples a gradient is the mean, also one of experts: the samples of all
-  // ranks come to each of them.
-  int averaged_over() const { return averaged_over_; }
-  // What the mean over the ranks of a domain lacks to be that mean.
+  // What the mean over the ranks of a domain lacks to be a gradient's.
   float share_of_mean(int domain) const {
     return static_cast<float>(domains_[static_cast<size_t>(domain)].ranks) /
            static_cast<float>(averaged_over_);

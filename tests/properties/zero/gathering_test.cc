@@ -167,8 +167,11 @@ TEST(Gathering, ABuiltInModelStaysBelowTheLimitOfLiveElements) {
 // Once the order of a pass is known, as much as was asked for is under way ahead of its use, and no
 // bucket is gathered more often than without.
 TEST(Gathering, TheNextLayersAreUnderWay) {
-  for (const int64_t ahead : {0, 1, 3}) {
-    const Json config = layer_config({{"stage3_prefetch_bucket_size", ahead * kElements}});
+  for (const auto& [allowed, sequential] :
+       {std::pair{0, false}, {1, false}, {3, false}, {3, true}}) {
+    const int64_t ahead = sequential ? 0 : allowed;
+    const Json config = layer_config({{"stage3_prefetch_bucket_size", allowed * kElements},
+                                      {"stage3_allgather_sequential", sequential}});
     run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
       Engine engine(dump_json(config), given_model(kLayers), comm);
       const auto gathers = [&] {

@@ -136,6 +136,34 @@ TEST_P(ReadAndSet, ClampedPartsAreWhatTheStepSees) {
   }
 }
 
+// Parts that are set while gradients wait in a bucket are what the step takes: what waited does not
+// come on top.
+TEST_P(ReadAndSet, PartsThatAreSetReplaceWhatWaitsInABucket) {
+  if (std::get<0>(GetParam()) < 3) GTEST_SKIP() << "there are no parts before the step";
+  run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+    Engine engine(dump_json(config()), given_model(kValueShapes, type()), comm);
+    const std::vector<float> before = values(engine);
+    give_exact(engine, comm->rank(), 0);
+    const auto scale = static_cast<float>(engine.loss_scale());
+    for (size_t id = 0; id < kValueShapes.size(); ++id) {
+      const std::string name = str_cat("p", id);
+      const zero::FlatRange own = engine.values().local_range(name);
+      engine.values().set_local(name, "gradient", tensor_of({own.elements()}, [&](int64_t i) {
+                                  return scale * exact_gradient(static_cast<int64_t>(id),
+                                                                own.begin + i, 9, 9);
+                                }));
+    }
+    EXPECT_TRUE(engine.step().applied);
+    const std::vector<float> after = values(engine);
+    size_t at = 0;
+    for (size_t id = 0; id < kValueShapes.size(); ++id) {
+      for (int64_t i = 0; i < kValueShapes[id].elements(); ++i, ++at) {
+        ASSERT_EQ(after[at], before[at] - 0.5f * exact_gradient(static_cast<int64_t>(id), i, 9, 9));
+      }
+    }
+  });
+}
+
 // gradient_clipping 0 clips nothing, however large the norm; 1 is the default.
 TEST_P(ReadAndSet, ClippingOfZeroIsNone) {
   for (const int clipping : {0, 1, -1}) {

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <cmath>
@@ -10,7 +11,10 @@
 #include <filesystem>
 #include <limits>
 #include <random>
+#include <set>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "base/file.h"
 #include "engine_world.h"
@@ -20,6 +24,49 @@ namespace {
 
 using ::testing::HasSubstr;
 using namespace engine_test;  // NOLINT: what these tests are about
+
+// CPUs that the threads of this process may run on, one set per thread.
+std::vector<std::set<int>> cpus_of_threads() {
+  std::vector<std::set<int>> out;
+  for (const fs::directory_entry& task : fs::directory_iterator("/proc/self/task")) {
+    cpu_set_t allowed;
+    if (sched_getaffinity(std::stoi(task.path().filename()), sizeof(allowed), &allowed) != 0) {
+      continue;  // it has ended
+    }
+    std::set<int> cpus;
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (CPU_ISSET(cpu, &allowed)) cpus.insert(cpu);
+    }
+    out.push_back(cpus);
+  }
+  return out;
+}
+
+TEST(Engine, ThreadAffinityIsThatOfItsWorkers) {
+  cpu_set_t allowed;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
+  int cpu = 0;
+  while (!CPU_ISSET(cpu, &allowed)) ++cpu;
+  const auto bound = [&] {
+    const std::vector<std::set<int>> all = cpus_of_threads();
+    return std::count(all.begin(), all.end(), std::set<int>{cpu});
+  };
+  const Json two = with(base_config(), {{"threads", 2}});
+  const double loss = make_engine(two)->train_batch().loss;
+  const auto before = bound();
+  const auto engine = make_engine(with(two, {{"thread_affinity", {cpu}}}));
+  EXPECT_EQ(engine->train_batch().loss, loss);
+  // One worker beside the caller, who stays where it was. On a machine of one CPU all threads have
+  // it.
+  if (CPU_COUNT(&allowed) > 1) {
+    EXPECT_EQ(bound(), before + 1);
+  }
+  EXPECT_THAT(error_of(Code::kInvalidArgument,
+                       [&] {
+                         make_engine(with(two, {{"thread_affinity", {1023}}}));
+                       }),
+              HasSubstr("CPU 1023"));
+}
 
 TEST(Engine, LearnsAndReports) {
   const auto engine = make_engine(with(base_config(), {{"scheduler", nullptr}}), model_config(0));

@@ -70,13 +70,14 @@ TEST(ManyRankCheckpoint, LoadsAtAnyWorldAndStage) {
   for (const auto& [saved_stage, saved_world] : {std::pair{3, 4}, {0, 2}, {2, 1}}) {
     Folder folder;
     const State saved = save_run(folder.path(), saved_stage, saved_world);
-    for (const int world : {1, 2, 4, 8}) {
+    for (const int world : {1, 2, 3, 4, 8}) {
       for (const int stage : {0, 1, 2, 3}) {
         SCOPED_TRACE(str_cat("saved at stage ", saved_stage, " by ", saved_world, ", loaded at ",
                              stage, " by ", world));
         const State loaded = load_run(folder.path(), stage, world);
         EXPECT_TRUE(same_bits(loaded.weights, saved.weights));
         EXPECT_TRUE(same_bits(loaded.moments, saved.moments));
+        if (8 % world != 0) continue;  // steps of other samples
         for (size_t i = 0; i < saved.next_losses.size(); ++i) {
           const double bound = world == saved_world ? 0 : 1e-5;  // sums in another order
           EXPECT_NEAR(loaded.next_losses[i], saved.next_losses[i], bound * saved.next_losses[i]);

@@ -12,13 +12,16 @@ namespace {
 struct Variant {
   int world;
   int accumulation;
+  const char* precision = "fp32";
 };
 
 class EveryStage : public ::testing::TestWithParam<Variant> {};
 
 TEST_P(EveryStage, HasTheBitsOfStageZero) {
-  const auto [world, accumulation] = GetParam();
-  const Json more = {{"gradient_accumulation_steps", accumulation}};
+  const auto [world, accumulation, precision] = GetParam();
+  Json more = {{"gradient_accumulation_steps", accumulation}};
+  if (precision != std::string("fp32")) more[precision] = {{"enabled", true}};
+  if (precision == std::string("fp16")) more["fp16"]["initial_scale_power"] = 8;
   const Trained plain = train({world, zero_config(0, Json::object(), more)});
   ASSERT_EQ(plain.losses.size(), 3u);
   EXPECT_NE(plain.losses[2], plain.losses[0]);
@@ -42,10 +45,15 @@ TEST_P(EveryStage, HasTheBitsOfStageZero) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, EveryStage,
-                         ::testing::Values(Variant{2, 1}, Variant{3, 4}, Variant{4, 1}),
+                         ::testing::Values(Variant{2, 1}, Variant{3, 4}, Variant{4, 1},
+                                           Variant{2, 2, "fp16"}, Variant{3, 4, "bf16"},
+                                           Variant{3, 2, "fp16"}, Variant{4, 1, "bf16"},
+                                           Variant{4, 2, "fp16"}),
                          [](const auto& variant) {
+                           const std::string precision = variant.param.precision;
                            return str_cat("World", variant.param.world, "Accumulation",
-                                          variant.param.accumulation);
+                                          variant.param.accumulation,
+                                          precision == "fp32" ? "" : "_" + precision);
                          });
 
 // Sums are means times the ranks; without reduce-scatter every rank reduces everything.

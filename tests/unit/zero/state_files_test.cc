@@ -119,14 +119,19 @@ TEST(StateFiles, OwnParametersTrainToo) {
 
 TEST(StateFiles, MemoryIsForWeightsAndForWhatIsOnItsWay) {
   const Folder folder;
-  const Job stored = in_files(job(1, 1, {{"bf16", {{"enabled", true}}}}), folder);
-  auto engine = make_rank_engine(stored, nullptr);
-  engine->train_batch();
-  const MemoryAccount& account = engine->model()->device()->account();
-  const int64_t elements = train_state(*engine->model()).layout().flat().elements();
-  EXPECT_LE(account.now(MemoryTag::kParameters), 2 * elements);
-  EXPECT_EQ(account.now(MemoryTag::kGradients), 0);
-  EXPECT_EQ(account.now(MemoryTag::kOptimizer), 0);
+  for (const int world : {1, 2}) {
+    const Job stored = in_files(job(world, 1, {{"bf16", {{"enabled", true}}}}), folder);
+    run_ranks(world, [&](const std::shared_ptr<Communicator>& comm) {
+      auto engine = make_rank_engine(stored, comm);
+      engine->train_batch();
+      const MemoryAccount& account = engine->model()->device()->account();
+      const int64_t elements = train_state(*engine->model()).layout().flat().elements();
+      EXPECT_LE(account.now(MemoryTag::kParameters), 2 * elements);
+      // Nor is there an accumulator, beside what goes to the others.
+      EXPECT_EQ(account.now(MemoryTag::kGradients), 0) << "of " << world;
+      EXPECT_EQ(account.now(MemoryTag::kOptimizer), 0);
+    });
+  }
 }
 
 TEST(StateFiles, RatioBoundsTheMemoryOfState) {

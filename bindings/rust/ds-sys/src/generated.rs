@@ -4499,9 +4499,9 @@ extern "C" {
     #[doc = " @param parameter, kind, state, extent  as in ds_engine_get_values"]
     #[doc = " @param value  float32 of the shape that ds_engine_get_values gives; for DS_VALUE_GRADIENT also"]
     #[doc = "               bfloat16 and float16, and with DS_EXTENT_WHOLE it replaces the gathered gradient"]
-    #[doc = " Blocks: for DS_VALUE_PARAMETER. Errors: DS_ERR_NOT_FOUND, DS_ERR_STATE (between forward and"]
-    #[doc = " backward), DS_ERR_UNSUPPORTED (local gradients of the caller that are not reduced before the"]
-    #[doc = " step), DS_ERR_COMM, DS_ERR_ABORTED. Since: 0.5."]
+    #[doc = " Blocks: for DS_VALUE_PARAMETER, and to reduce gradients of the caller that wait. Errors:"]
+    #[doc = " DS_ERR_NOT_FOUND, DS_ERR_STATE (between forward and backward), DS_ERR_UNSUPPORTED (local ones of"]
+    #[doc = " the caller that are not reduced before the step), DS_ERR_COMM, DS_ERR_ABORTED. Since: 0.5."]
     pub fn ds_engine_set_values(
         engine: *mut ds_engine,
         parameter: i64,
