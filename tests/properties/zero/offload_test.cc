@@ -109,9 +109,37 @@ TEST_P(OffloadedRanks, BucketsOfEverySizeGiveTheSameBits) {
   }
 }
 
+// With ignore_unused_parameters false the parameter that no rank gave a gradient is named, and the
+// step after that is as good as any.
+TEST_P(OffloadedRanks, UnusedParametersAreNamed) {
+  for (const bool ignored : {true, false}) {
+    const Json strict = config({{{"zero_optimization", {{"ignore_unused_parameters", ignored}}}}});
+    run_ranks(kWorld, [&](const std::shared_ptr<Communicator>& comm) {
+      Engine engine(dump_json(strict), given_model(kOffloadedShapes, type()), comm);
+      give_exact(engine, comm->rank(), 0, [](int64_t id) { return id != 1; });
+      if (ignored) {
+        EXPECT_TRUE(engine.step().applied);
+        return;
+      }
+      const std::string text = error_of(Code::kState, [&] { engine.step(); });
+      EXPECT_THAT(text, ::testing::HasSubstr("p1"));
+      EXPECT_THAT(text, ::testing::Not(::testing::HasSubstr("p2")));
+      give_exact(engine, comm->rank(), 0);
+      EXPECT_TRUE(engine.step().applied);
+      EXPECT_EQ(engine.progress().steps, 1);
+    });
+  }
+}
+
+// At stage 3 gradients leave before the step.
+class OffloadedGradientParts : public OffloadedRanks {};
+
+INSTANTIATE_TEST_SUITE_P(Everywhere, OffloadedGradientParts,
+                         Combine(Values(3), Values("fp32", "bf16", "fp16")),
+                         [](const auto& one) { return std::get<1>(one.param); });
+
 // Each rank clamps its part of the gradients that have left: the step is that of the clamped mean.
-TEST_P(OffloadedRanks, ClampedPartsAreWhatTheStepSees) {
-  if (std::get<0>(GetParam()) < 3) GTEST_SKIP() << "gradients leave with the step";
+TEST_P(OffloadedGradientParts, ClampedPartsAreWhatTheStepSees) {
   static constexpr float kMost = 0.25f;
   const auto clamped = [](int64_t id, int64_t i, int, int step) {
     float sum = 0;
@@ -149,28 +177,6 @@ TEST_P(OffloadedRanks, ClampedPartsAreWhatTheStepSees) {
     }
     EXPECT_TRUE(same_bits(values(engine), expected));
   });
-}
-
-// With ignore_unused_parameters false the parameter that no rank gave a gradient is named, and the
-// step after that is as good as any.
-TEST_P(OffloadedRanks, UnusedParametersAreNamed) {
-  for (const bool ignored : {true, false}) {
-    const Json strict = config({{{"zero_optimization", {{"ignore_unused_parameters", ignored}}}}});
-    run_ranks(kWorld, [&](const std::shared_ptr<Communicator>& comm) {
-      Engine engine(dump_json(strict), given_model(kOffloadedShapes, type()), comm);
-      give_exact(engine, comm->rank(), 0, [](int64_t id) { return id != 1; });
-      if (ignored) {
-        EXPECT_TRUE(engine.step().applied);
-        return;
-      }
-      const std::string text = error_of(Code::kState, [&] { engine.step(); });
-      EXPECT_THAT(text, ::testing::HasSubstr("p1"));
-      EXPECT_THAT(text, ::testing::Not(::testing::HasSubstr("p2")));
-      give_exact(engine, comm->rank(), 0);
-      EXPECT_TRUE(engine.step().applied);
-      EXPECT_EQ(engine.progress().steps, 1);
-    });
-  }
 }
 
 }  // namespace
