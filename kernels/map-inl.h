@@ -142,13 +142,6 @@ DS_SIMD_CALL VF stored_as(DF d, VF v) {
 
 // ---- places ----
 
-// Asks for the line this far behind p. Long bodies leave few loads in flight, and not every machine
-// fetches ahead by itself; beyond the end of an array usually comes its next row.
-HWY_INLINE void fetch_ahead(const void* p) {
-  constexpr uintptr_t kDistance = 4096;
-  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(p) + kDistance));
-}
-
 // The vector `kIndex` (0 or 1) of the pair whose elements begin at i. Scratch in fp32 keeps the
 // order of lanes: `slot` is where this vector lies in it.
 template <int kIndex, bool kSplitPair>

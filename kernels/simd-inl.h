@@ -256,6 +256,13 @@ HWY_INLINE VF rounded_to<float16>(DF d, VF v) {
 #endif
 }
 
+// Asks for the line so many bytes behind p. Long bodies leave few loads in flight, and not every
+// machine fetches ahead by itself; beyond the end of an array usually comes its next row.
+template <uintptr_t kDistance = 4096>
+HWY_INLINE void fetch_ahead(const void* p) {
+  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(p) + kDistance));
+}
+
 // Calls body(i, count) over [0, n), with count AllLanes for whole vectors and the number left for
 // the tail. The body is a generic lambda [&](int64_t i, auto count) DS_SIMD_BODY { ... }.
 template <class Body>

@@ -234,6 +234,7 @@ const Kernel& amx_float32_kernel() {
                                  .cache_bytes = 1280 << 10,
                                  .round_depth = 768,
                                  .tile_bytes = 64,
+                                 .whole_depth_along = true,
                                  .a = {pack_a_rows, pack_a_columns},
                                  .b = {pack_b_rows, pack_b_columns},
                                  .multiply = multiply};

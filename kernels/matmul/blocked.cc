@@ -11,7 +11,9 @@
 namespace ds::kernels::gemm {
 namespace {
 
-constexpr int64_t kBlockRows = 128;  // of A packed together; they stay in the second-level cache
+// Of A, packed together where k is taken in steps; they stay in the second-level cache.
+constexpr int64_t kBlockRows = 128;
+constexpr int64_t kLine = 64;
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t multiple) { return divide_up(a, multiple) * multiple; }
@@ -30,6 +32,17 @@ int64_t packed_size(const Kernel& kernel, int64_t depth) {
 // Whether the kernel reads A where it lies, as far as whole panels of rows go.
 bool reads_in_place(const Kernel& kernel, const BlockedProduct& p) {
   return kernel.unpacked_rows > 0 && p.a.along_k && !p.a.widened && p.k % kernel.group == 0;
+}
+
+bool takes_whole_depth(const Kernel& kernel, const Operand& a) {
+  return a.along_k ? kernel.whole_depth_along : kernel.whole_depth_across;
+}
+
+// Rounds of about `round`.
+DepthCut cut(const Kernel& kernel, int64_t k, int64_t round, bool whole_depth) {
+  const int64_t depth =
+      k > 2 * round ? round_up(equal_part(k, round, kernel.group), kernel.depth) : k;
+  return {depth, whole_depth ? depth : equal_part(depth, kernel.depth, kernel.group)};
 }
 
 // How a product is cut. A task packs its columns of B, which then stay in its caches, and runs over
@@ -75,10 +88,12 @@ Plan make_plan(const Kernel& kernel, const BlockedProduct& p, int threads) {
   constexpr double kWorthSharing = 1 << 18;  // multiply-adds
   Plan plan{};
   const bool in_place = reads_in_place(kernel, p);
-  const DepthCut cut = cut_depth(kernel, p.k, in_place);
-  const bool waiting = cut.depth < p.k;
-  plan.depth = cut.depth;
-  plan.step = cut.step;
+  const DepthCut of_k =
+      cut(kernel, p.k, in_place ? kernel.round_depth_in_place : kernel.round_depth,
+          takes_whole_depth(kernel, p.a));
+  const bool waiting = of_k.depth < p.k;
+  plan.depth = of_k.depth;
+  plan.step = of_k.step;
   plan.rows = waiting ? equal_part(p.m, kWaitingRows, kernel.rows) : p.m;
   plan.columns = waiting ? equal_part(p.n, kWaitingColumns, kernel.columns) : p.n;
   const double work =
@@ -155,11 +170,20 @@ void pack_panels(const Kernel& kernel, const Operand& operand, const Part& part,
   }
 }
 
-// Rows [row, +rows) and steps [k, +depth) of A as a kernel reads them: packed, or where they lie.
-struct RowsOfA {
-  const std::byte* data;
-  int64_t panel, row, group;  // bytes from one to the next
-};
+// Asks for the lines where a part of the results will be: they come while it is multiplied. Inline,
+// since compilers drop calls of functions that do nothing else.
+__attribute__((always_inline)) inline void fetch(const Destination& to, const FinishedSums& part) {
+  if (to.data == nullptr) return;
+  constexpr int kForReading = 0, kSecondLevel = 2;
+  const int64_t bytes = part.columns * to.element_bytes, stride = to.stride * to.element_bytes;
+  const auto* at =
+      static_cast<const std::byte*>(to.data) + part.row * stride + part.column * to.element_bytes;
+  for (int64_t i = 0; i < part.rows; ++i, at += stride) {
+    for (int64_t line = 0; line < bytes; line += kLine) {
+      __builtin_prefetch(at + line, kForReading, kSecondLevel);
+    }
+  }
+}
 
 // One round: rows x columns of C from `depth` of k.
 struct Round {
@@ -170,20 +194,69 @@ struct Round {
   float* waiting;  // sums between rounds, panel by panel; null when there is one round of k
 };
 
+// Rows [row, +rows) and steps [k, +depth) of A as a kernel reads them.
+struct RowsOfA {
+  const std::byte* data;
+  int64_t panel, row, group;  // bytes from one to the next
+};
+
+// Where they lie, if the kernel can read them there, else packed to `packed`, in panels of so many
+// bytes.
+RowsOfA rows_of_a(const Round& r, const Part& part, bool in_place, std::byte* packed,
+                  int64_t panel) {
+  const Kernel& kernel = r.kernel;
+  const Operand& a = r.product.a;
+  if (in_place && part.count % kernel.rows == 0) {
+    const int64_t stride = a.stride * a.element_bytes;
+    return {element(a, part.index, part.k), kernel.rows * stride, stride, kernel.unpacked_rows};
+  }
+  pack_panels(kernel, a, part, {.width = kernel.rows, .bytes = panel, .to = packed});
+  return {packed, panel, kernel.unpacked_rows, kernel.rows * kernel.unpacked_rows};
+}
+
+// The last products of `call`, whose rows begin at `row` and columns at `column` of the round. Each
+// block is finished when it is done: its stores wait for memory while the next is multiplied.
+void multiply_and_finish(const Round& r, int64_t row, int64_t column, int64_t columns,
+                         const MultiplyCall& all,
+                         const std::function<void(const FinishedSums&)>& finish) {
+  const int64_t panel_rows = r.kernel.rows;
+  for (int64_t at = 0; at < all.rows; at += panel_rows) {
+    MultiplyCall call = all;
+    call.a = static_cast<const std::byte*>(all.a) + at / panel_rows * all.a_panel;
+    call.c = all.c + at * r.kernel.columns;
+    call.rows = std::min(panel_rows, all.rows - at);
+    const FinishedSums part{.sums = call.c,
+                            .stride = r.kernel.columns,
+                            .row = r.row + row + at,
+                            .rows = call.rows,
+                            .column = r.column + column,
+                            .columns = columns};
+    fetch(r.product.c, part);
+    fetch(r.product.pre, part);
+    r.kernel.multiply(call);
+    finish(part);
+  }
+}
+
 void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t columns,
               const std::function<void(const FinishedSums&)>& finish) {
   static thread_local Scratch scratch;
   const Kernel& kernel = r.kernel;
-  const Operand& a_operand = r.product.a;
-  const int64_t block_rows = std::max<int64_t>(1, kBlockRows / kernel.rows) * kernel.rows;
-  const int64_t a_panel = panel_bytes(kernel, std::min(r.plan.step, r.depth), kernel.rows);
   const bool in_place = reads_in_place(kernel, r.product);
+  const int64_t block_rows = takes_whole_depth(kernel, r.product.a)
+                                 ? kernel.rows
+                                 : std::max<int64_t>(1, kBlockRows / kernel.rows) * kernel.rows;
+  const int64_t a_panel = panel_bytes(kernel, std::min(r.plan.step, r.depth), kernel.rows);
   const int64_t b_panel = panel_bytes(kernel, r.depth, kernel.columns);
   const int64_t panels = divide_up(columns, kernel.columns);
-  // One piece of memory, so that one large page holds what the task uses all the time.
-  const int64_t a_bytes = round_up(block_rows / kernel.rows * a_panel, 64);
-  const int64_t sums_bytes =
-      r.waiting != nullptr ? 0 : panels * block_rows * kernel.columns * int64_t{sizeof(float)};
+  // One piece of memory, so that one large page holds what the task uses all the time. Sums that
+  // are finished by the call that begins them need room for one panel.
+  const bool waits = r.waiting != nullptr, at_once = !waits && r.depth <= r.plan.step;
+  const int64_t a_bytes = round_up(block_rows / kernel.rows * a_panel, kLine);
+  const int64_t sums_rows = waits ? round_up(r.rows, kernel.rows) : block_rows;
+  const int64_t sums_bytes = waits ? 0
+                                   : (at_once ? 1 : panels) * block_rows * kernel.columns *
+                                         static_cast<int64_t>(sizeof(float));
   auto* const packed_a = scratch.get<std::byte>(a_bytes + sums_bytes + panels * b_panel);
   auto* const packed_b = packed_a + a_bytes + sums_bytes;
   pack_panels(kernel, r.product.b,
@@ -191,9 +264,9 @@ void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t
               {.width = kernel.columns, .bytes = b_panel, .to = packed_b});
 
   // Sums of a block, panel by panel; those that wait for the next round lie where all tasks' do.
-  const int64_t sums_rows = r.waiting != nullptr ? round_up(r.rows, kernel.rows) : block_rows;
-  float* const sums = r.waiting != nullptr ? r.waiting + column * sums_rows
-                                           : reinterpret_cast<float*>(packed_a + a_bytes);
+  float* const sums =
+      waits ? r.waiting + column * sums_rows : reinterpret_cast<float*>(packed_a + a_bytes);
+  const int64_t panel_sums = at_once ? 0 : sums_rows * kernel.columns;
   const bool last_round = r.k + r.depth == r.product.k;
   std::optional<AmxTiles> tiles;
   if (kernel.tile_bytes > 0) tiles.emplace(kernel.tile_bytes);
@@ -201,46 +274,26 @@ void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t
     const int64_t here = std::min(block_rows, row + rows - at);
     for (int64_t k = 0; k < r.depth; k += r.plan.step) {
       const int64_t depth = std::min(r.plan.step, r.depth - k);
-      const bool last = last_round && k + depth == r.depth;
-      RowsOfA a{packed_a, a_panel, kernel.unpacked_rows, kernel.rows * kernel.unpacked_rows};
-      if (in_place && here % kernel.rows == 0) {
-        const int64_t stride = a_operand.stride * a_operand.element_bytes;
-        a = {element(a_operand, r.row + at, r.k + k), kernel.rows * stride, stride,
-             kernel.unpacked_rows};
-      } else {
-        pack_panels(kernel, a_operand,
-                    {.index = r.row + at, .count = here, .k = r.k + k, .depth = depth},
-                    {.width = kernel.rows, .bytes = a_panel, .to = packed_a});
-      }
+      const RowsOfA a =
+          rows_of_a(r, {.index = r.row + at, .count = here, .k = r.k + k, .depth = depth}, in_place,
+                    packed_a, a_panel);
       for (int64_t panel = 0; panel < panels; ++panel) {
-        float* const c = sums + panel * sums_rows * kernel.columns +
-                         (r.waiting != nullptr ? at * kernel.columns : 0);
-        MultiplyCall call{.a = a.data,
-                          .a_panel = a.panel,
-                          .a_row = a.row,
-                          .a_group = a.group,
-                          .b = packed_b + panel * b_panel + packed_size(kernel, k) * kernel.columns,
-                          .c = c,
-                          .rows = here,
-                          .depth = round_up(depth, kernel.group),
-                          .first = r.k == 0 && k == 0};
-        if (!last) {
+        const MultiplyCall call{
+            .a = a.data,
+            .a_panel = a.panel,
+            .a_row = a.row,
+            .a_group = a.group,
+            .b = packed_b + panel * b_panel + packed_size(kernel, k) * kernel.columns,
+            .c = sums + panel * panel_sums + (waits ? at * kernel.columns : 0),
+            .rows = here,
+            .depth = round_up(depth, kernel.group),
+            .first = r.k == 0 && k == 0};
+        if (last_round && k + depth == r.depth) {
+          const int64_t first = panel * kernel.columns;
+          multiply_and_finish(r, at, column + first, std::min(kernel.columns, columns - first),
+                              call, finish);
+        } else {
           kernel.multiply(call);
-          continue;
-        }
-        // Block by block: the stores of one wait for memory while the next is multiplied.
-        const int64_t first_column = column + panel * kernel.columns;
-        for (int64_t block = 0; block < here; block += kernel.rows) {
-          call.a = a.data + block / kernel.rows * a.panel;
-          call.c = c + block * kernel.columns;
-          call.rows = std::min(kernel.rows, here - block);
-          kernel.multiply(call);
-          finish({.sums = call.c,
-                  .stride = kernel.columns,
-                  .row = r.row + at + block,
-                  .rows = call.rows,
-                  .column = r.column + first_column,
-                  .columns = std::min(kernel.columns, column + columns - first_column)});
         }
       }
     }
@@ -249,11 +302,8 @@ void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t
 
 }  // namespace
 
-DepthCut cut_depth(const Kernel& kernel, int64_t k, bool in_place) {
-  const int64_t round = in_place ? kernel.round_depth_in_place : kernel.round_depth;
-  const int64_t depth =
-      k > 2 * round ? round_up(equal_part(k, round, kernel.group), kernel.depth) : k;
-  return {depth, equal_part(depth, kernel.depth, kernel.group)};
+DepthCut cut_depth(const Kernel& kernel, int64_t k) {
+  return cut(kernel, k, kernel.round_depth, false);
 }
 
 void multiply_blocked(const Kernel& kernel, const BlockedProduct& product, ThreadPool& pool,

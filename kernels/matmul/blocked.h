@@ -33,9 +33,17 @@ struct FinishedSums {
   int64_t row, rows, column, columns;
 };
 
+// Where finished parts are written, so that it can be fetched while they are multiplied. Strides in
+// elements; null: nowhere.
+struct Destination {
+  const void* data = nullptr;
+  int64_t stride = 0, element_bytes = 0;
+};
+
 struct BlockedProduct {
   int64_t m = 0, n = 0, k = 0;  // all positive
   Operand a, b;
+  Destination c, pre = {};
 };
 
 // How k is cut: into rounds of `depth`, and those into calls of a kernel of `step`.
@@ -46,7 +54,7 @@ struct DepthCut {
     return std::min({k + step, k / depth * depth + depth, all});
   }
 };
-DepthCut cut_depth(const Kernel& kernel, int64_t k, bool in_place = false);
+DepthCut cut_depth(const Kernel& kernel, int64_t k);
 
 // Calls `finish` for parts that together are C, each once, from the pool's threads.
 void multiply_blocked(const Kernel& kernel, const BlockedProduct& product, ThreadPool& pool,

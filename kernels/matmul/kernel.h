@@ -78,6 +78,10 @@ struct Kernel {
   // nothing of A is packed, narrower tasks with longer sums pay.
   int64_t unpacked_rows = 0;
   int64_t round_depth_in_place = 0;
+  // Whether A that lies along k, or across it, is multiplied one panel of rows at a time, over all
+  // of a round's depth: then sums stay in tiles, and more of the cache is B's. Otherwise some
+  // panels and `depth` steps at a time.
+  bool whole_depth_along = false, whole_depth_across = false;
   // The most rows of A that dot products (few_rows.h) multiply faster, where both lie along k.
   int64_t few_rows = 0;
   Packing a, b;

@@ -63,11 +63,14 @@ gemm::Operand operand(const Matmul& p, const MatmulInput& input, bool along_k,
 }
 
 void multiply(const Matmul& p, const gemm::Kernel& kernel, ThreadPool& pool) {
+  const int64_t size = gemm::element_size(p.out);
   const gemm::BlockedProduct product{.m = p.m,
                                      .n = p.n,
                                      .k = p.k,
                                      .a = operand(p, p.a, !p.a.transposed, kernel, kernel.a),
-                                     .b = operand(p, p.b, p.b.transposed, kernel, kernel.b)};
+                                     .b = operand(p, p.b, p.b.transposed, kernel, kernel.b),
+                                     .c = {p.c, p.c_stride, size},
+                                     .pre = {p.pre, p.pre_stride, size}};
   const bool plain = kernel.store_bfloat16 != nullptr && p.out == MatmulType::kBFloat16 &&
                      p.alpha == 1 && !p.accumulate && !p.activation;
   gemm::multiply_blocked(kernel, product, pool, [&](const gemm::FinishedSums& part) {

@@ -63,6 +63,12 @@ void copy_short_rows(const uint8_t** rows, int64_t bytes, uint8_t (*copy)[kLine]
   }
 }
 
+// What is wanted soon of a row, or of one that the next chunk begins with; it may lie behind the
+// end.
+void prefetch_row(const void* row, int64_t bytes_ahead) {
+  _mm_prefetch(static_cast<const char*>(row) + bytes_ahead, _MM_HINT_T0);
+}
+
 }  // namespace
 
 void transpose_words_avx512(const TransposeWords& call) {
@@ -77,6 +83,7 @@ void transpose_words_avx512(const TransposeWords& call) {
       for (int64_t i = 0; i < 16; ++i) {
         const bool exists = first + i < call.width && at < call.bytes;
         rows[i] = exists ? from + (first + i) * call.stride_bytes + at : kZeros;
+        prefetch_row(rows[i], 4 * kLine);
       }
       if (at < call.bytes && at + kLine > call.bytes) {
         copy_short_rows(rows, call.bytes - at, copy);
@@ -86,15 +93,6 @@ void transpose_words_avx512(const TransposeWords& call) {
     }
   }
 }
-
-namespace {
-
-// One of the rows that the next chunk begins with; it may lie behind the end.
-void prefetch_row(const void* row, int64_t bytes_ahead) {
-  _mm_prefetch(static_cast<const char*>(row) + bytes_ahead, _MM_HINT_T0);
-}
-
-}  // namespace
 
 void copy_floats_avx512(const PackCall& call, int64_t panel_width) {
   const auto* from = static_cast<const float*>(call.from);
@@ -210,6 +208,8 @@ void transpose_tiles_avx512(const PackCall& call) {
     for (int64_t i = 0; i < kDepth; ++i) {
       const bool exists = k + i < call.depth;
       rows[i] = exists ? from + (k + i) * call.stride * 2 : kZeros;
+      // The next panel's part of the row.
+      prefetch_row(rows[i], kLine);
       if (exists && !whole) {
         _mm512_store_si512(copy[i],
                            _mm512_maskz_loadu_epi16(first_lanes<__mmask32>(call.width), rows[i]));

@@ -150,7 +150,8 @@ void quantized_matmul(const QuantizedMatmul& call, ThreadPool& pool, CodePath pa
       .n = call.w.n,
       .k = rows.pieces * kernel->piece,
       .a = {.data = &rows, .element_bytes = 0, .pack = product.a.pack_rows},
-      .b = {.data = &call.w, .element_bytes = 0, .pack = product.b.pack_rows}};
+      .b = {.data = &call.w, .element_bytes = 0, .pack = product.b.pack_rows},
+      .c = {call.y, call.w.n, element_size(call.out)}};
   gemm::multiply_blocked(product, problem, pool,
                          [&](const gemm::FinishedSums& part) { finish(call, part); });
 }
