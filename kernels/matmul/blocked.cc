@@ -54,6 +54,7 @@ struct Plan {
   int64_t step;           // of k per call of the kernel
   int64_t rows, columns;  // per round
   int64_t task_rows, task_columns;
+  bool fetches_results;
 };
 
 // The cheapest cut of rows x columns for so many threads: the longest share of work, where packing
@@ -86,6 +87,8 @@ void choose_tasks(const Kernel& kernel, bool in_place, int threads, int64_t rows
 Plan make_plan(const Kernel& kernel, const BlockedProduct& p, int threads) {
   constexpr int64_t kWaitingRows = 1024, kWaitingColumns = 1024;
   constexpr double kWorthSharing = 1 << 18;  // multiply-adds
+  // Results that are in a cache already, or done before they could come, are not asked for.
+  constexpr int64_t kWorthFetching = 256, kBeyondCache = 1 << 20;  // steps of k, bytes
   Plan plan{};
   const bool in_place = reads_in_place(kernel, p);
   const DepthCut of_k =
@@ -94,6 +97,7 @@ Plan make_plan(const Kernel& kernel, const BlockedProduct& p, int threads) {
   const bool waiting = of_k.depth < p.k;
   plan.depth = of_k.depth;
   plan.step = of_k.step;
+  plan.fetches_results = p.k >= kWorthFetching && p.m * p.n * p.c.element_bytes >= kBeyondCache;
   plan.rows = waiting ? equal_part(p.m, kWaitingRows, kernel.rows) : p.m;
   plan.columns = waiting ? equal_part(p.n, kWaitingColumns, kernel.columns) : p.n;
   const double work =
@@ -231,8 +235,10 @@ void multiply_and_finish(const Round& r, int64_t row, int64_t column, int64_t co
                             .rows = call.rows,
                             .column = r.column + column,
                             .columns = columns};
-    fetch(r.product.c, part);
-    fetch(r.product.pre, part);
+    if (r.plan.fetches_results) {
+      fetch(r.product.c, part);
+      fetch(r.product.pre, part);
+    }
     r.kernel.multiply(call);
     finish(part);
   }
