@@ -3,7 +3,7 @@
 // A panel of A meets all panels of B over the whole depth before the next one: the sums of a block
 // stay in tiles, and the second-level cache holds little beside B. Steps of 256, for which a panel
 // of B fits into the first-level cache, were slower by up to a tenth, since sums then wait in the
-// second-level cache; prefetching rows of A, too.
+// second-level cache.
 #include "kernels/matmul/amx_blocks.h"
 #include "kernels/matmul/pack_avx512.h"
 

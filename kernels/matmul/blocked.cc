@@ -218,6 +218,16 @@ RowsOfA rows_of_a(const Round& r, const Part& part, bool in_place, std::byte* pa
   return {packed, panel, kernel.unpacked_rows, kernel.rows * kernel.unpacked_rows};
 }
 
+// Those of the next rows that are fetched beside the products of one panel of B.
+struct Share {
+  int64_t begin = 0, count = 0;
+};
+Share share(int64_t rows_left, int64_t block_rows, int64_t panel, int64_t panels) {
+  const int64_t rows = std::clamp<int64_t>(rows_left, 0, block_rows);
+  const int64_t begin = rows * panel / panels;
+  return {begin, rows * (panel + 1) / panels - begin};
+}
+
 // The last products of `call`, whose rows begin at `row` and columns at `column` of the round. Each
 // block is finished when it is done: its stores wait for memory while the next is multiplied.
 void multiply_and_finish(const Round& r, int64_t row, int64_t column, int64_t columns,
@@ -247,6 +257,8 @@ void multiply_and_finish(const Round& r, int64_t row, int64_t column, int64_t co
 void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t columns,
               const std::function<void(const FinishedSums&)>& finish) {
   static thread_local Scratch scratch;
+  // Panels of B: beside fewer, too many rows of A would come at a time.
+  constexpr int64_t kWorthFetchingFor = 3;
   const Kernel& kernel = r.kernel;
   const bool in_place = reads_in_place(kernel, r.product);
   const int64_t block_rows = takes_whole_depth(kernel, r.product.a)
@@ -284,6 +296,9 @@ void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t
           rows_of_a(r, {.index = r.row + at, .count = here, .k = r.k + k, .depth = depth}, in_place,
                     packed_a, a_panel);
       for (int64_t panel = 0; panel < panels; ++panel) {
+        const Share next = in_place && panels >= kWorthFetchingFor
+                               ? share(row + rows - at - here, block_rows, panel, panels)
+                               : Share{};
         const MultiplyCall call{
             .a = a.data,
             .a_panel = a.panel,
@@ -293,7 +308,10 @@ void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t
             .c = sums + panel * panel_sums + (waits ? at * kernel.columns : 0),
             .rows = here,
             .depth = round_up(depth, kernel.group),
-            .first = r.k == 0 && k == 0};
+            .first = r.k == 0 && k == 0,
+            .next = next.count > 0 ? element(r.product.a, r.row + at + here + next.begin, r.k + k)
+                                   : nullptr,
+            .next_rows = next.count};
         if (last_round && k + depth == r.depth) {
           const int64_t first = panel * kernel.columns;
           multiply_and_finish(r, at, column + first, std::min(kernel.columns, columns - first),

@@ -37,6 +37,10 @@ struct MultiplyCall {
   float* c = nullptr;
   int64_t rows = 0, depth = 0;
   bool first = false;  // C is written, not added to
+  // So many rows of A, also a_row bytes apart, that are multiplied soon: a kernel with
+  // `unpacked_rows` asks for a group of each beside its products. Others do not look at them.
+  const void* next = nullptr;
+  int64_t next_rows = 0;
 };
 
 // The plain end of a bf16 product: c = bf16(sums + bias), bias may be null. Strides in elements.
