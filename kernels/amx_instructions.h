@@ -27,6 +27,14 @@ inline __attribute__((always_inline)) void load(const void* from, int64_t stride
                    : "r"(from), "r"(stride), "i"(kTile)
                    : "memory");
 }
+// The same, of what is read once and should not take the place of other lines.
+template <int kTile>
+inline __attribute__((always_inline)) void load_once(const void* from, int64_t stride = 64) {
+  __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm%c2"
+                   :
+                   : "r"(from), "r"(stride), "i"(kTile)
+                   : "memory");
+}
 template <int kTile>
 inline __attribute__((always_inline)) void store(void* to, int64_t stride = 64) {
   __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)"

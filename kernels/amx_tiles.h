@@ -27,16 +27,46 @@ struct RightColumns {
   int64_t stride;  // bytes between groups of terms
 };
 
+// Which operands are in the first-level cache when they are read, and stay there. Lines of the
+// others would only take their places: so loaded, products are up to a quarter faster.
+enum class Kept { kBoth, kLeft, kNone };
+
+template <int kTile, bool kKept>
+inline __attribute__((always_inline)) void load_kept(const void* from, int64_t stride) {
+  if constexpr (kKept) {
+    load<kTile>(from, stride);
+  } else {
+    load_once<kTile>(from, stride);
+  }
+}
+
 // Adds left times right to the sums; uses tiles 4 to 7.
-template <class Product>
+template <class Product, Kept kKept = Kept::kBoth>
 inline __attribute__((always_inline)) void add_product(const LeftRows& a, const RightColumns& b) {
-  load<6>(b.left, b.stride);
-  load<4>(a.upper, a.stride);
+  constexpr bool kLeft = kKept != Kept::kNone, kRight = kKept == Kept::kBoth;
+  load_kept<6, kRight>(b.left, b.stride);
+  load_kept<4, kLeft>(a.upper, a.stride);
   Product::template add<0, 4, 6>();
-  load<5>(a.lower, a.stride);
+  load_kept<5, kLeft>(a.lower, a.stride);
   Product::template add<2, 5, 6>();
-  load<7>(b.right, b.stride);
+  load_kept<7, kRight>(b.right, b.stride);
   Product::template add<1, 4, 7>();
+  Product::template add<3, 5, 7>();
+}
+
+// The same, all loads first: where another thread of the core is at work, loads and products do not
+// overlap, and each change from one to the other costs time.
+template <class Product, Kept kKept>
+inline __attribute__((always_inline)) void load_and_add_product(const LeftRows& a,
+                                                                const RightColumns& b) {
+  constexpr bool kLeft = kKept != Kept::kNone, kRight = kKept == Kept::kBoth;
+  load_kept<6, kRight>(b.left, b.stride);
+  load_kept<7, kRight>(b.right, b.stride);
+  load_kept<4, kLeft>(a.upper, a.stride);
+  load_kept<5, kLeft>(a.lower, a.stride);
+  Product::template add<0, 4, 6>();
+  Product::template add<1, 4, 7>();
+  Product::template add<2, 5, 6>();
   Product::template add<3, 5, 7>();
 }
 

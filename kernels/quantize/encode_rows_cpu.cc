@@ -1,5 +1,7 @@
 // Rows of activations as 8-bit codes.
 #include <algorithm>
+#include <bit>
+#include <limits>
 
 #include "kernels/quantize/code_kernel.h"
 #include "kernels/simd_targets.h"
@@ -18,21 +20,45 @@ namespace hn = hwy::HWY_NAMESPACE;
 using simd::DF;
 using simd::VF;
 
-// The order of RowCodes, of 16 codes.
-HWY_INLINE void store_in_order(const int8_t* codes, int8_t* to) {
-  const hn::FixedTag<int8_t, 16> d;
-  HWY_ALIGN constexpr int8_t kOrder[16] = {0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15};
-  hn::StoreU(hn::TableLookupBytes(hn::LoadU(d, codes), hn::Load(d, kOrder)), d, to);
+using D32 = hn::RebindToUnsigned<DF>;
+using V32 = hn::Vec<D32>;
+
+// Codes in the order of RowCodes: the low bytes of `words`.
+template <size_t kVectors>
+HWY_INLINE void store_codes(const V32 (&words)[kVectors], int8_t* codes) {
+  HWY_ALIGN constexpr uint8_t kOrder[16] = {0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15};
+  constexpr size_t kLanes = hn::MaxLanes(D32());
+  const hn::Rebind<uint8_t, D32> narrow;
+  auto* const to = reinterpret_cast<uint8_t*>(codes);
+  if constexpr (kLanes >= 8) {
+    const auto order = hn::LoadU(narrow, kOrder);
+#pragma GCC unroll 64
+    for (size_t i = 0; i < kVectors; ++i) {
+      hn::StoreU(hn::TableLookupBytes(hn::TruncateTo(narrow, words[i]), order), narrow,
+                 to + i * kLanes);
+    }
+  } else {
+    const hn::FixedTag<uint8_t, 16> d;
+    HWY_ALIGN uint8_t bytes[kVectors * kLanes];
+    for (size_t i = 0; i < kVectors; ++i) {
+      hn::StoreU(hn::TruncateTo(narrow, words[i]), narrow, bytes + i * kLanes);
+    }
+    for (size_t i = 0; i < kVectors * kLanes; i += 16) {
+      hn::StoreU(hn::TableLookupBytes(hn::LoadU(d, bytes + i), hn::Load(d, kOrder)), d, to + i);
+    }
+  }
 }
 
 // The first n of kPiece numbers.
 template <int64_t kPiece, class T>
 HWY_INLINE void encode_piece(const T* x, int64_t n, int8_t* codes, float* scale, int32_t* sum) {
   constexpr int64_t kLanes = hn::MaxLanes(DF()), kVectors = kPiece / kLanes;
+  constexpr int64_t kMaxima = 4;  // which do not wait for one another
   const DF d;
-  const hn::RebindToSigned<DF> d32;
+  const D32 d32;
   VF v[kVectors];
   if (n >= kPiece) {
+#pragma GCC unroll 64
     for (int64_t i = 0; i < kVectors; ++i) v[i] = simd::load(d, x + i * kLanes);
   } else {
     for (int64_t i = 0; i < kVectors; ++i) {
@@ -40,28 +66,37 @@ HWY_INLINE void encode_piece(const T* x, int64_t n, int8_t* codes, float* scale,
       v[i] = simd::load_n(d, x + i * kLanes, here);
     }
   }
-  VF largest = hn::Zero(d), odd = largest;
+  // Bits of magnitudes order like these, infinity and then NaN above all numbers.
+  constexpr uint32_t kInfinity = 0x7F800000;
+  V32 largest[kMaxima] = {hn::Zero(d32), hn::Zero(d32), hn::Zero(d32), hn::Zero(d32)};
+#pragma GCC unroll 64
   for (int64_t i = 0; i < kVectors; ++i) {
-    largest = hn::Max(largest, hn::Abs(v[i]));
-    odd = hn::Add(odd, hn::Sub(v[i], v[i]));  // NaN where a number is not finite
+    V32& most = largest[i % kMaxima];
+    most = hn::Max(most, hn::BitCast(d32, hn::Abs(v[i])));
   }
-  const float most = simd::max_of_lanes(d, largest), nan = simd::sum_of_lanes(d, odd);
-  // Every number of a piece that is not finite is 0, which NaN times 0 is not.
-  const bool zero = nan != 0 || !(most > 1e-35f);
-  *scale = nan != 0 ? nan : zero ? 0 : most / 127;
-  const VF inverse = hn::Set(d, zero ? 0 : 127 / most);
-  HWY_ALIGN int8_t bytes[kPiece] = {};
-  auto total = hn::Zero(d32);
-  if (!zero) {
-    for (int64_t i = 0; i < kVectors; ++i) {
-      const auto whole = hn::NearestInt(hn::Mul(v[i], inverse));
-      total = hn::Add(total, whole);
-      hn::StoreU(hn::DemoteTo(hn::Rebind<int8_t, DF>(), whole), hn::Rebind<int8_t, DF>(),
-                 bytes + i * kLanes);
-    }
+  const auto of_all = hn::Max(hn::Max(largest[0], largest[1]), hn::Max(largest[2], largest[3]));
+  const uint32_t bits = hn::GetLane(hn::MaxOfLanes(d32, of_all));
+  const float most = std::bit_cast<float>(bits);
+  const bool zero = bits >= kInfinity || !(most > 1e-35f);
+  // Codes of 0 times a scale that is NaN are NaN.
+  *scale = bits >= kInfinity ? std::numeric_limits<float>::quiet_NaN() : zero ? 0 : most / 127;
+  if (zero) {
+    std::fill_n(codes, kPiece, int8_t{0});
+    *sum = 0;
+    return;
   }
-  for (int64_t i = 0; i < kPiece; i += 16) store_in_order(bytes + i, codes + i);
-  *sum = hn::GetLane(hn::SumOfLanes(d32, total));
+  // Added to it, a number is rounded to a whole one, halves to even, whose lowest bits are its own.
+  constexpr float kRounding = 3 << 22;
+  const VF inverse = hn::Set(d, 127 / most), rounding = hn::Set(d, kRounding);
+  V32 words[kVectors], total = hn::Zero(d32);
+#pragma GCC unroll 64
+  for (int64_t i = 0; i < kVectors; ++i) {
+    words[i] = hn::BitCast(d32, hn::Add(hn::Mul(v[i], inverse), rounding));
+    total = hn::Add(total, words[i]);
+  }
+  store_codes(words, codes);
+  constexpr uint32_t kExcess = std::bit_cast<uint32_t>(kRounding) * uint32_t{kPiece};
+  *sum = static_cast<int32_t>(hn::GetLane(hn::SumOfLanes(d32, total)) - kExcess);
 }
 
 template <int64_t kPiece, class T>

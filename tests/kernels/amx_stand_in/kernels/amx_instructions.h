@@ -43,6 +43,10 @@ void load(const void* from, int64_t stride = 64) {
   }
 }
 template <int kTile>
+void load_once(const void* from, int64_t stride = 64) {
+  load<kTile>(from, stride);
+}
+template <int kTile>
 void store(void* to, int64_t stride = 64) {
   const Tile& from = tile(kTile);
   for (int64_t r = 0; r < from.row_count; ++r) {
