@@ -54,9 +54,11 @@ inline void load_left(const uint16_t* upper, const uint16_t* lower, int64_t stri
   load<4>(upper, stride);
   load<5>(lower, stride);
 }
+// Right ones of one part are read once, and leave the first-level cache to the rest.
+template <int kNumber>
 inline void load_right(const uint16_t* first, const uint16_t* second) {
-  load<6>(first);
-  load<7>(second);
+  load_kept<6, kNumber != 1>(first, 64);
+  load_kept<7, kNumber != 1>(second, 64);
 }
 inline void add_loaded() {
   BFloat16Product::add<0, 4, 6>();
@@ -86,7 +88,7 @@ inline void add_products(const uint16_t* a0, const uint16_t* a1, const uint16_t*
   for (int i = 0; i < Each::kCount; ++i) {
     const int64_t a = Each::left(i) * kTile, b = Each::right(i) * kTile;
     if (Each::new_left(i)) load_left(a0 + a, a1 + a);
-    if (Each::new_right(i)) load_right(b0 + b, b1 + b);
+    if (Each::new_right(i)) load_right<kNumber>(b0 + b, b1 + b);
     add_loaded();
   }
 }
@@ -115,7 +117,7 @@ struct Products {
     const uint16_t* a = left + step_ * left_step + Each::left(part_) * left_part;
     const uint16_t* b = right + step_ * right_step + Each::right(part_) * kTile;
     if (Each::new_left(part_)) load_left(a, a + left_lower, left_stride);
-    if (Each::new_right(part_)) load_right(b, b + right_column);
+    if (Each::new_right(part_)) load_right<kNumber>(b, b + right_column);
     add_loaded();
     if (++part_ < Each::kCount) return;
     part_ = 0;
@@ -133,7 +135,7 @@ struct Products {
           const uint16_t* a = left + step * left_step;
           const uint16_t* b = right + step * right_step;
           load_left(a, a + left_lower, left_stride);
-          load_right(b, b + right_column);
+          load_right<kNumber>(b, b + right_column);
           add_loaded();
         }
       }
@@ -178,8 +180,8 @@ struct Products {
         zero<0>();
         zero<1>();
       }
-      load<2>(b);
-      load<3>(b + right_step);
+      load_once<2>(b);
+      load_once<3>(b + right_step);
       BFloat16Product::add<0, 4, 2>();
       BFloat16Product::add<1, 6, 2>();
       BFloat16Product::add<0, 5, 3>();
