@@ -31,7 +31,8 @@ int64_t packed_size(const Kernel& kernel, int64_t depth) {
 
 // Whether the kernel reads A where it lies, as far as whole panels of rows go.
 bool reads_in_place(const Kernel& kernel, const BlockedProduct& p) {
-  return kernel.unpacked_rows > 0 && p.a.along_k && !p.a.widened && p.k % kernel.group == 0;
+  return kernel.unpacked_rows > 0 && p.a.packed_panel == 0 && p.a.along_k && !p.a.widened &&
+         p.k % kernel.group == 0;
 }
 
 bool takes_whole_depth(const Kernel& kernel, const Operand& a) {
@@ -59,10 +60,10 @@ struct Plan {
 
 // The cheapest cut of rows x columns for so many threads: the longest share of work, where packing
 // adds to each task as much as some more rows and columns would.
-void choose_tasks(const Kernel& kernel, bool in_place, int threads, int64_t rows, int64_t columns,
-                  Plan& plan) {
-  constexpr int64_t kPackingB = 40;             // rows
-  const int64_t packing_a = in_place ? 8 : 48;  // columns
+void choose_tasks(const Kernel& kernel, bool packs_nothing, int threads, int64_t rows,
+                  int64_t columns, Plan& plan) {
+  constexpr int64_t kPackingB = 40;                  // rows
+  const int64_t packing_a = packs_nothing ? 8 : 48;  // columns
   const int64_t panel = kernel.columns, depth = round_up(plan.depth, kernel.group);
   const int64_t cache = rows <= kBlockRows ? kernel.cache_bytes_of_few_rows : kernel.cache_bytes;
   const int64_t fitting = cache / packed_size(kernel, depth) / panel * panel;
@@ -102,13 +103,13 @@ Plan make_plan(const Kernel& kernel, const BlockedProduct& p, int threads) {
   plan.columns = waiting ? equal_part(p.n, kWaitingColumns, kernel.columns) : p.n;
   const double work =
       static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
-  choose_tasks(kernel, in_place, work < kWorthSharing ? 1 : threads, std::min(plan.rows, p.m),
-               std::min(plan.columns, p.n), plan);
+  choose_tasks(kernel, in_place || p.a.packed_panel > 0, work < kWorthSharing ? 1 : threads,
+               std::min(plan.rows, p.m), std::min(plan.columns, p.n), plan);
   return plan;
 }
 
 int64_t panel_bytes(const Kernel& kernel, int64_t depth, int64_t width) {
-  return packed_size(kernel, round_up(depth, kernel.group)) * width;
+  return packed_bytes(kernel, depth) * width;
 }
 
 const std::byte* element(const Operand& operand, int64_t index, int64_t k) {
@@ -204,18 +205,25 @@ struct RowsOfA {
   int64_t panel, row, group;  // bytes from one to the next
 };
 
-// Where they lie, if the kernel can read them there, else packed to `packed`, in panels of so many
-// bytes.
+// Where they lie, if they are packed or the kernel can read them there, else packed to `packed`, in
+// panels of so many bytes.
 RowsOfA rows_of_a(const Round& r, const Part& part, bool in_place, std::byte* packed,
                   int64_t panel) {
   const Kernel& kernel = r.kernel;
   const Operand& a = r.product.a;
+  const int64_t group = kernel.rows * kernel.unpacked_rows;
+  if (a.packed_panel > 0) {
+    const auto* const panels = static_cast<const std::byte*>(a.data);
+    return {panels + part.index / kernel.rows * a.packed_panel +
+                packed_size(kernel, part.k) * kernel.rows,
+            a.packed_panel, kernel.unpacked_rows, group};
+  }
   if (in_place && part.count % kernel.rows == 0) {
     const int64_t stride = a.stride * a.element_bytes;
     return {element(a, part.index, part.k), kernel.rows * stride, stride, kernel.unpacked_rows};
   }
   pack_panels(kernel, a, part, {.width = kernel.rows, .bytes = panel, .to = packed});
-  return {packed, panel, kernel.unpacked_rows, kernel.rows * kernel.unpacked_rows};
+  return {packed, panel, kernel.unpacked_rows, group};
 }
 
 // Those of the next rows that are fetched beside the products of one panel of B.
@@ -325,6 +333,10 @@ void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t
 }
 
 }  // namespace
+
+int64_t packed_bytes(const Kernel& kernel, int64_t k) {
+  return packed_size(kernel, round_up(k, kernel.group));
+}
 
 DepthCut cut_depth(const Kernel& kernel, int64_t k) {
   return cut(kernel, k, kernel.round_depth, false);

@@ -21,6 +21,8 @@ struct Operand {
   bool along_k = true;
   int64_t element_bytes = 4;
   void (*pack)(const PackCall&) = nullptr;
+  // Of an A that is packed already, over all of k: bytes from one panel to the next. 0: it is not.
+  int64_t packed_panel = 0;
   // Set for 16-bit operands of an fp32 kernel: what is handed to `pack` is a widened copy.
   std::optional<FloatType> widened = std::nullopt;
 };
@@ -55,6 +57,9 @@ struct DepthCut {
   }
 };
 DepthCut cut_depth(const Kernel& kernel, int64_t k);
+
+// Bytes of a row or column in panels of so much k.
+int64_t packed_bytes(const Kernel& kernel, int64_t k);
 
 // Calls `finish` for parts that together are C, each once, from the pool's threads.
 void multiply_blocked(const Kernel& kernel, const BlockedProduct& product, ThreadPool& pool,

@@ -1,7 +1,6 @@
-// Products of codes on AMX tiles. A piece of 16 rows of x is a tile, and so is that of 16 columns
-// of w; one instruction multiplies them. What it leaves, 16 x 16 sums in a tile of its own, goes
-// through memory to registers that hold the same part of C, where it is scaled and added. While
-// the sums of a piece are scaled, those of the next four are on their way.
+// Products of codes on AMX tiles, 32 x 32 results at a time. 64 codes of 16 rows of x are a tile,
+// and so are those of 16 columns of w; one instruction multiplies them. What a piece leaves in
+// tiles, sums in 32 bits, goes through memory to registers, where it is scaled and added to C.
 #if defined(__GNUC__) && !defined(__clang__)
 // gcc 12's own conversions start from a register that they never read.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -45,59 +44,6 @@ struct AmxOp : Avx512Op<true> {
     }
   }
 
-  // ---- pieces of one tile: 16 x 16 results at a time, which stay in registers ----
-  static constexpr int kSums = 4;  // tiles of sums, each of a piece of its own
-
-  template <class Tile, size_t... kRow>
-  static inline __attribute__((always_inline)) void quarter(std::index_sequence<kRow...>,
-                                                            const uint8_t* a, const uint8_t* b,
-                                                            int64_t pieces, int64_t row,
-                                                            int64_t column, float* c, bool first) {
-    constexpr int64_t kPiece = Tile::kCodes;  // a code is a byte
-    constexpr int64_t kRowStep = kRows * Tile::kPieceBytes,
-                      kColumnStep = kColumns * Tile::kPieceBytes;
-    alignas(64) int32_t sums[kSums][kTileRows * kLanes];
-    __m512 r[kTileRows];
-    if (first) {
-      ((r[kRow] = zero()), ...);
-    } else {
-      ((r[kRow] = load(c + kRow * kColumns)), ...);
-    }
-    const auto start = [&](auto sum, int64_t piece) __attribute__((always_inline)) {
-      amx::zero<sum>();
-      amx::load<4 + sum % 2>(a + piece * kRowStep + row * kPiece, kPiece);
-      amx::load<6 + sum % 2>(b + piece * kColumnStep + column * kWord, kColumns * kWord);
-      amx::Int8Product::add<sum, 4 + sum % 2, 6 + sum % 2>();
-    };
-    const auto add = [&](auto sum, int64_t piece) __attribute__((always_inline)) {
-      const uint8_t *const from_a = a + piece * kRowStep, *const from_b = b + piece * kColumnStep;
-      const auto* const rows =
-          reinterpret_cast<const typename Tile::Rows*>(from_a + kRows * kPiece)->scales + row;
-      const auto& columns =
-          *reinterpret_cast<const typename Tile::Columns*>(from_b + kColumns * kPiece);
-      const __m512 scale = load(columns.scales + column);
-      ((r[kRow] = multiply_add(_mm512_cvtepi32_ps(_mm512_load_si512(sums[sum] + kRow * kLanes)),
-                               multiply(broadcast(rows[kRow]), scale), r[kRow])),
-       ...);
-    };
-    // Products of a piece begin four pieces before they are scaled: a store that followed at once
-    // would wait for them, and what comes behind it, too.
-    const auto turn = [&](auto sum, int64_t piece) __attribute__((always_inline)) {
-      const int64_t done = piece - kSums;
-      if (done >= 0 && done < pieces) amx::store<sum>(sums[sum], kLanes * kWord);
-      if (piece < pieces) start(sum, piece);
-      if (done >= 0 && done < pieces) add(sum, done);
-    };
-    for (int64_t piece = 0; piece < pieces + kSums; piece += kSums) {
-      turn(std::integral_constant<int, 0>(), piece);
-      turn(std::integral_constant<int, 1>(), piece + 1);
-      turn(std::integral_constant<int, 2>(), piece + 2);
-      turn(std::integral_constant<int, 3>(), piece + 3);
-    }
-    (store(c + kRow * kColumns, r[kRow]), ...);
-  }
-
-  // ---- pieces of four tiles: 32 x 32 results at a time ----
   using Sums = int32_t[4][kTileRows * kLanes];
 
   // The sums of a piece, scaled and added to the 16 x 16 results of a tile.
@@ -119,13 +65,16 @@ struct AmxOp : Avx512Op<true> {
     }
   }
 
-  // Those of a piece are scaled while the next piece is multiplied: a tile's beside each step.
+  // Sums of a piece are scaled while the next one is multiplied, some tiles of them beside each
+  // step of it: a store that followed its products at once would wait for them, and what comes
+  // behind it, too. A panel of rows meets one of columns after the other.
   template <class Tile>
-  static void whole(const uint8_t* a, const uint8_t* b, int64_t pieces, float* c, bool first) {
-    constexpr int64_t kPiece = Tile::kCodes, kTile = kTileCodes<kPiece>;
+  static void panel(const uint8_t* a, const uint8_t* b, int64_t pieces, float* c, bool first) {
+    constexpr int64_t kPiece = Tile::kCodes, kTile = kTileCodes<kPiece>;  // a code is a byte
     constexpr int64_t kRowStep = kRows * Tile::kPieceBytes,
                       kColumnStep = kColumns * Tile::kPieceBytes;
-    static_assert(kPiece == 4 * kTile);
+    constexpr int64_t kSteps = kPiece / kTile, kTilesBeside = 4 / kSteps;
+    static_assert(kSteps * kTilesBeside == 4);
     alignas(64) Sums sums[2];
     const auto multiply = [&](int64_t step) __attribute__((always_inline)) {
       const uint8_t *const rows = a + step * kTile * kRows, *const columns =
@@ -140,14 +89,15 @@ struct AmxOp : Avx512Op<true> {
     };
     for (int64_t piece = 0; piece < pieces; ++piece) {
       amx::zero_sums();
-      multiply(0);
-      if (piece > 0) add(0, piece - 1);
-      multiply(1);
-      if (piece > 0) add(1, piece - 1);
-      multiply(2);
-      if (piece > 0) add(2, piece - 1);
-      multiply(3);
-      if (piece > 0) add(3, piece - 1);
+#pragma GCC unroll 4
+      for (int64_t step = 0; step < kSteps; ++step) {
+        multiply(step);
+        if (piece == 0) continue;
+#pragma GCC unroll 4
+        for (int64_t tile = 0; tile < kTilesBeside; ++tile) {
+          add(step * kTilesBeside + tile, piece - 1);
+        }
+      }
       Sums& to = sums[piece % 2];
       amx::store<0>(to[0]);
       amx::store<1>(to[1]);
@@ -157,21 +107,6 @@ struct AmxOp : Avx512Op<true> {
       b += kColumnStep;
     }
     for (int64_t tile = 0; tile < 4; ++tile) add(tile, pieces - 1);
-  }
-
-  template <class Tile>
-  static void panel(const uint8_t* a, const uint8_t* b, int64_t pieces, int64_t rows, float* c,
-                    bool first) {
-    if constexpr (Tile::kCodes > kTileCodes<Tile::kCodes>) {
-      whole<Tile>(a, b, pieces, c, first);
-    } else {
-      for (int64_t row = 0; row < rows; row += kTileRows) {
-        for (int64_t column = 0; column < kColumns; column += kLanes) {
-          quarter<Tile>(std::make_index_sequence<kTileRows>(), a, b, pieces, row, column,
-                        c + row * kColumns + column, first);
-        }
-      }
-    }
   }
 };
 

@@ -21,11 +21,10 @@
 //     static constexpr bool kTiles;
 //     template <int64_t kPiece>
 //     static constexpr int64_t kTileCodes;
-//     // With tiles: the pieces of the first `rows` of a panel times one of columns, added to C or
-//     // its first. Tile is the CodeTile.
+//     // With tiles: the pieces of a panel of rows times one of columns, added to C or its first.
+//     // Tile is the CodeTile.
 //     template <class Tile>
-//     static void panel(const uint8_t* a, const uint8_t* b, int64_t pieces, int64_t rows, float* c,
-//                       bool first);
+//     static void panel(const uint8_t* a, const uint8_t* b, int64_t pieces, float* c, bool first);
 //     // Without: the sums of a piece, each row's from starts[row] on:
 //     // finish(row, left half, right half), as fp32.
 //     template <int64_t kPiece, size_t... kRow, class Finish>
@@ -175,7 +174,7 @@ struct CodeTile {
     for (int64_t row = 0; row < call.rows; row += kRows) {
       const int64_t rows = call.rows - row < kRows ? call.rows - row : kRows;
       if constexpr (Op::kTiles) {
-        Op::template panel<CodeTile>(a, b, call.depth / kPiece, rows, c, call.first);
+        Op::template panel<CodeTile>(a, b, call.depth / kPiece, c, call.first);
       } else {
         panel_of(std::make_index_sequence<kRows>(), rows)(a, b, call.depth / kPiece, c, call.first);
       }

@@ -57,17 +57,38 @@ const CodeKernel* find(const QuantizedShape& w, CodePath path) {
 
 int64_t element_size(FloatType type) { return type == FloatType::kFloat32 ? 4 : 2; }
 
-RowCodes coded_rows(const CodeKernel& kernel, const QuantizedShape& w, int64_t m, void* memory) {
-  RowCodes rows{.rows = m,
-                .pieces = (w.k + kernel.piece - 1) / kernel.piece,
-                .piece = kernel.piece,
-                .excess = w.bits == 8 ? kernel.excess_of_8
-                          : w.minima  ? 0
-                                      : kernel.excess_of_4};
-  rows.codes = static_cast<int8_t*>(memory);
-  rows.scales = reinterpret_cast<float*>(rows.codes + m * rows.pieces * kernel.piece);
-  rows.sums = reinterpret_cast<int32_t*>(rows.scales + m * rows.pieces);
-  return rows;
+// What lies in a call's scratch.
+struct ScratchParts {
+  RowCodes rows;
+  std::byte* panels = nullptr;  // the rows as the kernel reads them; null where they are few
+  int64_t panel = 0;            // bytes of each
+  int64_t bytes = 0;            // of all
+};
+
+ScratchParts make_scratch(const CodeKernel& kernel, const QuantizedShape& w, int64_t m,
+                          std::byte* memory) {
+  ScratchParts parts;
+  const auto take = [&](int64_t bytes) {
+    std::byte* const at = memory == nullptr ? nullptr : memory + parts.bytes;
+    parts.bytes += (bytes + kLine - 1) / kLine * kLine;
+    return at;
+  };
+  RowCodes& rows = parts.rows;
+  rows = {.rows = m,
+          .pieces = (w.k + kernel.piece - 1) / kernel.piece,
+          .piece = kernel.piece,
+          .excess = w.bits == 8 ? kernel.excess_of_8
+                    : w.minima  ? 0
+                                : kernel.excess_of_4};
+  const int64_t k = rows.pieces * rows.piece;
+  rows.codes = reinterpret_cast<int8_t*>(take(m * k));
+  rows.scales = reinterpret_cast<float*>(take(m * rows.pieces * int64_t{sizeof(float)}));
+  rows.sums = reinterpret_cast<int32_t*>(take(m * rows.pieces * int64_t{sizeof(int32_t)}));
+  if (m <= kernel.few_rows) return parts;
+  const gemm::Kernel& product = kernel.product;
+  parts.panel = gemm::packed_bytes(product, k) * product.rows;
+  parts.panels = take((m + product.rows - 1) / product.rows * parts.panel);
+  return parts;
 }
 
 void finish(const QuantizedMatmul& call, const gemm::FinishedSums& part) {
@@ -124,12 +145,9 @@ bool quantized_matmul_runs(const QuantizedShape& w, CodePath path) {
   return find(w, path) != nullptr;
 }
 
-int64_t quantized_matmul_scratch(const QuantizedShape& w, int64_t m) {
-  const int64_t piece = piece_of(w);
-  if (piece == 0) return 0;
-  const int64_t pieces = (w.k + piece - 1) / piece;
-  const int64_t bytes = m * pieces * (piece + int64_t{sizeof(float) + sizeof(int32_t)});
-  return (bytes + kLine - 1) / kLine * kLine;
+int64_t quantized_matmul_scratch(const QuantizedShape& w, int64_t m, CodePath path) {
+  const CodeKernel* const kernel = find(w, path);
+  return kernel == nullptr ? 0 : make_scratch(*kernel, w, m, nullptr).bytes;
 }
 
 void quantized_matmul(const QuantizedMatmul& call, ThreadPool& pool, CodePath path) {
@@ -137,19 +155,28 @@ void quantized_matmul(const QuantizedMatmul& call, ThreadPool& pool, CodePath pa
   const CodeKernel* const kernel = find(call.w, path);
   DS_CHECK(kernel != nullptr, Code::kInternal, "product of codes: this CPU has none for groups of ",
            call.w.group);
-  constexpr int64_t kRows = 16;
-  const RowCodes rows = coded_rows(*kernel, call.w, call.m, call.scratch);
-  pool.for_range(call.m, kRows, [&](int64_t begin, int64_t end) {
-    encode_rows(call.type, call.x, call.w.k, rows, begin, end);
-  });
-  if (call.m <= kernel->few_rows) return multiply_few(*kernel, call, rows, pool);
-  // element_bytes 0: packing finds its part by index and k.
+  const ScratchParts parts =
+      make_scratch(*kernel, call.w, call.m, static_cast<std::byte*>(call.scratch));
+  const RowCodes& rows = parts.rows;
   const gemm::Kernel& product = kernel->product;
+  const int64_t k = rows.pieces * rows.piece;
+  // Each panel is packed once, by the thread that encoded it.
+  pool.for_range(call.m, product.rows, [&](int64_t begin, int64_t end) {
+    encode_rows(call.type, call.x, call.w.k, rows, begin, end);
+    if (parts.panels == nullptr) return;
+    product.a.pack_rows({.from = &rows,
+                         .width = end - begin,
+                         .depth = k,
+                         .to = parts.panels + begin / product.rows * parts.panel,
+                         .index = begin});
+  });
+  if (parts.panels == nullptr) return multiply_few(*kernel, call, rows, pool);
+  // element_bytes 0: packing finds its part by index and k.
   const gemm::BlockedProduct problem{
       .m = call.m,
       .n = call.w.n,
-      .k = rows.pieces * kernel->piece,
-      .a = {.data = &rows, .element_bytes = 0, .pack = product.a.pack_rows},
+      .k = k,
+      .a = {.data = parts.panels, .element_bytes = 0, .packed_panel = parts.panel},
       .b = {.data = &call.w, .element_bytes = 0, .pack = product.b.pack_rows},
       .c = {call.y, call.w.n, element_size(call.out)}};
   gemm::multiply_blocked(product, problem, pool,

@@ -35,7 +35,8 @@ enum class CodePath { kAuto, kAmx, kVnni, kAvx2 };
 
 // Whether this CPU has such products and w such groups: multiples of 32, or whole rows.
 bool quantized_matmul_runs(const QuantizedShape& w, CodePath path = CodePath::kAuto);
-int64_t quantized_matmul_scratch(const QuantizedShape& w, int64_t m);
+int64_t quantized_matmul_scratch(const QuantizedShape& w, int64_t m,
+                                 CodePath path = CodePath::kAuto);
 void quantized_matmul(const QuantizedMatmul& call, ThreadPool& pool,
                       CodePath path = CodePath::kAuto);
 

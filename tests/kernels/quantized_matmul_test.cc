@@ -84,6 +84,24 @@ std::vector<kernels::CodePath> paths(const kernels::QuantizedShape& shape) {
   return found;
 }
 
+// What products of up to so many rows ask for, on any path.
+class Scratch {
+ public:
+  Scratch(const kernels::QuantizedShape& shape, int64_t rows) {
+    int64_t bytes = 0;
+    for (const auto path : paths(shape)) {
+      bytes = std::max(bytes, kernels::quantized_matmul_scratch(shape, rows, path));
+    }
+    memory_.resize(static_cast<size_t>(bytes) + 64);
+  }
+  void* data() {
+    return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory_.data()) + 63) / 64 * 64);
+  }
+
+ private:
+  std::vector<std::byte> memory_;
+};
+
 struct Case {
   int bits;
   bool minima;
@@ -162,10 +180,7 @@ TEST_P(QuantizedProducts, MatchTheDefinition) {
       kernels::matmul_ref(product);
       std::optional<uint64_t> bits;  // of all paths and any number of threads
       for (const auto& [path, threads] : combinations(paths(shape), {&pool, &more})) {
-        std::vector<std::byte> memory(
-            static_cast<size_t>(kernels::quantized_matmul_scratch(shape, c.m)) + 64);
-        auto* const scratch = reinterpret_cast<std::byte*>(
-            (reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
+        Scratch scratch(shape, c.m);
         const Tensor y = guarded_tensor(out, {c.m, c.n});
         kernels::quantized_matmul({.w = w.matrix,
                                    .type = ops::float_type(x),
@@ -174,7 +189,7 @@ TEST_P(QuantizedProducts, MatchTheDefinition) {
                                    .x = x.raw(),
                                    .bias = bias.raw(),
                                    .y = y.raw(),
-                                   .scratch = scratch},
+                                   .scratch = scratch.data()},
                                   *threads, path);
         // Of a piece: the sum to fp32, the product of scales, one multiply-add.
         CaseResult result;
@@ -241,8 +256,7 @@ TEST(QuantizedProducts, ARowDoesNotDependOnHowManyComeWithIt) {
     if (paths(shape).empty()) GTEST_SKIP() << "not on this CPU";
     const Weights w(random, shape, pool);
     const Tensor x = random_tensor(random, DType::kBFloat16, {kMost, shape.k});
-    std::vector<std::byte> scratch(
-        static_cast<size_t>(kernels::quantized_matmul_scratch(shape, kMost)));
+    Scratch scratch(shape, kMost);
     std::vector<float> expected;
     for (const auto path : paths(shape)) {
       for (const int64_t rows :
@@ -277,8 +291,7 @@ TEST(QuantizedProducts, NumbersThatAreNotFiniteMakeTheirRowNaN) {
   const Tensor x = random_tensor(random, DType::kFloat32, {kRows, shape.k});
   x.data<float>()[3 * shape.k + 129] = std::numeric_limits<float>::infinity();
   x.data<float>()[7 * shape.k] = std::numeric_limits<float>::quiet_NaN();
-  std::vector<std::byte> scratch(
-      static_cast<size_t>(kernels::quantized_matmul_scratch(shape, kRows)));
+  Scratch scratch(shape, kRows);
   for (const auto path : paths(shape)) {
     std::vector<float> y(static_cast<size_t>(kRows * shape.n));
     kernels::quantized_matmul(
