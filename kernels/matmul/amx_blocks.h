@@ -22,7 +22,7 @@ inline __attribute__((always_inline)) void multiply_on_tiles(const MultiplyCall&
   const bool first = call.first;
   // A few lines at a time: fetched at once, they hold up the tiles' own loads.
   const auto* next = static_cast<const char*>(call.next_rows > 0 ? call.next : call.a);
-  const int64_t next_rows = call.next_rows, next_row = call.a_row;
+  const int64_t next_rows = call.next_rows, next_row = call.next_row;
   float* c = call.c;
   for (int64_t row = 0; row < rows; row += kTileRows) {
     float* const lower = c + 16 * kTileColumns;

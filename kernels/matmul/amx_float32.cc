@@ -41,29 +41,29 @@ struct Steps {
   // With another part of A, whose halves go to tiles 4 and 5.
   static __attribute__((always_inline)) void change_a(const char* a) {
     amx::load<4>(a, kAStride);
+    amx::load<5>(a + kAHalf, kAStride);
     multiply<0, 4, 6>();
     multiply<1, 4, 7>();
-    amx::load<5>(a + kAHalf, kAStride);
     multiply<2, 5, 6>();
     multiply<3, 5, 7>();
   }
   // With another part of B, in tiles 6 and 7.
   static __attribute__((always_inline)) void change_b(const char* b) {
     amx::load<6>(b, kBStride);
+    amx::load<7>(b + kBHalf, kBStride);
     multiply<0, 4, 6>();
     multiply<2, 5, 6>();
-    amx::load<7>(b + kBHalf, kBStride);
     multiply<1, 4, 7>();
     multiply<3, 5, 7>();
   }
   __attribute__((always_inline)) void add(const char* a, const char* b) const {
-    amx::add_product<amx::BFloat16Product>({a + 2 * kPart, a + 2 * kPart + kAHalf, kAStride},
-                                           {b, b + kBHalf, kBStride});  // a3 b1
-    change_a(a + kPart);                                                // a2 b1
-    change_b(b + kPart);                                                // a2 b2
-    change_a(a);                                                        // a1 b2
-    change_b(b + 2 * kPart);                                            // a1 b3
-    change_b(b);                                                        // a1 b1
+    amx::load_and_add_product<amx::BFloat16Product, amx::Kept::kBoth>(
+        {a + 2 * kPart, a + 2 * kPart + kAHalf, kAStride}, {b, b + kBHalf, kBStride});  // a3 b1
+    change_a(a + kPart);                                                                // a2 b1
+    change_b(b + kPart);                                                                // a2 b2
+    change_a(a);                                                                        // a1 b2
+    change_b(b + 2 * kPart);                                                            // a1 b3
+    change_b(b);                                                                        // a1 b1
   }
 };
 constexpr int64_t kGroup = Steps::kGroup;
@@ -235,6 +235,7 @@ const Kernel& amx_float32_kernel() {
                                  .round_depth = 768,
                                  .tile_bytes = 64,
                                  .whole_depth_along = true,
+                                 .packs_a_once_from = 3,
                                  .a = {pack_a_rows, pack_a_columns},
                                  .b = {pack_b_rows, pack_b_columns},
                                  .multiply = multiply};

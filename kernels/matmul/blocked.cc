@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "base/thread_pool.h"
 #include "kernels/cpu.h"
@@ -190,13 +191,21 @@ __attribute__((always_inline)) inline void fetch(const Destination& to, const Fi
   }
 }
 
+// Rows of A that are packed already: where their first panel begins, and bytes from one to the
+// next.
+struct PackedRows {
+  const std::byte* data = nullptr;
+  int64_t panel = 0;
+};
+
 // One round: rows x columns of C from `depth` of k.
 struct Round {
   const Kernel& kernel;
   const BlockedProduct& product;
   const Plan& plan;
   int64_t row, rows, column, columns, k, depth;
-  float* waiting;  // sums between rounds, panel by panel; null when there is one round of k
+  float* waiting;     // sums between rounds, panel by panel; null when there is one round of k
+  PackedRows packed;  // of the round, if they are
 };
 
 // Rows [row, +rows) and steps [k, +depth) of A as a kernel reads them.
@@ -212,11 +221,10 @@ RowsOfA rows_of_a(const Round& r, const Part& part, bool in_place, std::byte* pa
   const Kernel& kernel = r.kernel;
   const Operand& a = r.product.a;
   const int64_t group = kernel.rows * kernel.unpacked_rows;
-  if (a.packed_panel > 0) {
-    const auto* const panels = static_cast<const std::byte*>(a.data);
-    return {panels + part.index / kernel.rows * a.packed_panel +
-                packed_size(kernel, part.k) * kernel.rows,
-            a.packed_panel, kernel.unpacked_rows, group};
+  if (r.packed.data != nullptr) {
+    return {r.packed.data + (part.index - r.row) / kernel.rows * r.packed.panel +
+                packed_size(kernel, part.k - r.k) * kernel.rows,
+            r.packed.panel, kernel.unpacked_rows, group};
   }
   if (in_place && part.count % kernel.rows == 0) {
     const int64_t stride = a.stride * a.element_bytes;
@@ -226,27 +234,42 @@ RowsOfA rows_of_a(const Round& r, const Part& part, bool in_place, std::byte* pa
   return {packed, panel, kernel.unpacked_rows, group};
 }
 
-// Those of the next rows that are fetched beside the products of one panel of B.
-struct Share {
-  int64_t begin = 0, count = 0;
+// What is fetched beside the products of one panel of B: of each group of k so many rows, which lie
+// `row` bytes apart.
+struct NextRows {
+  const std::byte* data = nullptr;
+  int64_t count = 0, row = 0;
 };
-Share share(int64_t rows_left, int64_t block_rows, int64_t panel, int64_t panels) {
-  const int64_t rows = std::clamp<int64_t>(rows_left, 0, block_rows);
-  const int64_t begin = rows * panel / panels;
-  return {begin, rows * (panel + 1) / panels - begin};
+
+// Its share of the rows from `row` of the round on, where `left` are left to do.
+NextRows next_rows(const Round& r, const RowsOfA& a, int64_t row, int64_t left, int64_t panel,
+                   int64_t panels) {
+  // Panels of B: beside fewer, too many rows of A would come at a time.
+  constexpr int64_t kWorthFetchingFor = 3;
+  const Kernel& kernel = r.kernel;
+  if (panels < kWorthFetchingFor || left <= 0 || !takes_whole_depth(kernel, r.product.a)) return {};
+  const auto share = [&](int64_t rows) {
+    return std::pair(rows * panel / panels, rows * (panel + 1) / panels - rows * panel / panels);
+  };
+  if (r.packed.data != nullptr) {
+    // A group of a panel is some lines in a row.
+    const auto [first, count] = share(packed_size(kernel, kernel.group) * kernel.rows / kLine);
+    return {r.packed.data + row / kernel.rows * r.packed.panel + first * kLine, count, kLine};
+  }
+  if (!reads_in_place(kernel, r.product)) return {};
+  const auto [first, count] = share(std::min(left, kernel.rows));
+  return {element(r.product.a, r.row + row + first, r.k), count, a.row};
 }
 
 // The last products of `call`, whose rows begin at `row` and columns at `column` of the round. Each
-// block is finished when it is done: its stores wait for memory while the next is multiplied.
+// block is finished when it is done: its stores wait for memory while the next is multiplied. The
+// call is changed from block to block, since a copy of it would wait for those stores.
 void multiply_and_finish(const Round& r, int64_t row, int64_t column, int64_t columns,
-                         const MultiplyCall& all,
+                         MultiplyCall& call,
                          const std::function<void(const FinishedSums&)>& finish) {
-  const int64_t panel_rows = r.kernel.rows;
-  for (int64_t at = 0; at < all.rows; at += panel_rows) {
-    MultiplyCall call = all;
-    call.a = static_cast<const std::byte*>(all.a) + at / panel_rows * all.a_panel;
-    call.c = all.c + at * r.kernel.columns;
-    call.rows = std::min(panel_rows, all.rows - at);
+  const int64_t panel_rows = r.kernel.rows, end = call.rows;
+  for (int64_t at = 0; at < end; at += panel_rows) {
+    call.rows = std::min(panel_rows, end - at);
     const FinishedSums part{.sums = call.c,
                             .stride = r.kernel.columns,
                             .row = r.row + row + at,
@@ -259,14 +282,14 @@ void multiply_and_finish(const Round& r, int64_t row, int64_t column, int64_t co
     }
     r.kernel.multiply(call);
     finish(part);
+    call.a = static_cast<const std::byte*>(call.a) + call.a_panel;
+    call.c += panel_rows * r.kernel.columns;
   }
 }
 
 void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t columns,
               const std::function<void(const FinishedSums&)>& finish) {
   static thread_local Scratch scratch;
-  // Panels of B: beside fewer, too many rows of A would come at a time.
-  constexpr int64_t kWorthFetchingFor = 3;
   const Kernel& kernel = r.kernel;
   const bool in_place = reads_in_place(kernel, r.product);
   const int64_t block_rows = takes_whole_depth(kernel, r.product.a)
@@ -304,22 +327,19 @@ void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t
           rows_of_a(r, {.index = r.row + at, .count = here, .k = r.k + k, .depth = depth}, in_place,
                     packed_a, a_panel);
       for (int64_t panel = 0; panel < panels; ++panel) {
-        const Share next = in_place && panels >= kWorthFetchingFor
-                               ? share(row + rows - at - here, block_rows, panel, panels)
-                               : Share{};
-        const MultiplyCall call{
-            .a = a.data,
-            .a_panel = a.panel,
-            .a_row = a.row,
-            .a_group = a.group,
-            .b = packed_b + panel * b_panel + packed_size(kernel, k) * kernel.columns,
-            .c = sums + panel * panel_sums + (waits ? at * kernel.columns : 0),
-            .rows = here,
-            .depth = round_up(depth, kernel.group),
-            .first = r.k == 0 && k == 0,
-            .next = next.count > 0 ? element(r.product.a, r.row + at + here + next.begin, r.k + k)
-                                   : nullptr,
-            .next_rows = next.count};
+        const NextRows next = next_rows(r, a, at + here, row + rows - at - here, panel, panels);
+        MultiplyCall call{.a = a.data,
+                          .a_panel = a.panel,
+                          .a_row = a.row,
+                          .a_group = a.group,
+                          .b = packed_b + panel * b_panel + packed_size(kernel, k) * kernel.columns,
+                          .c = sums + panel * panel_sums + (waits ? at * kernel.columns : 0),
+                          .rows = here,
+                          .depth = round_up(depth, kernel.group),
+                          .first = r.k == 0 && k == 0,
+                          .next = next.data,
+                          .next_rows = next.count,
+                          .next_row = next.row};
         if (last_round && k + depth == r.depth) {
           const int64_t first = panel * kernel.columns;
           multiply_and_finish(r, at, column + first, std::min(kernel.columns, columns - first),
@@ -330,6 +350,33 @@ void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t
       }
     }
   }
+}
+
+// Packs all rows of a round where that pays; or they are so by their owner.
+PackedRows packed_already(const Round& r, int64_t column_tasks, Scratch& memory, ThreadPool& pool) {
+  const Kernel& kernel = r.kernel;
+  const Operand& a = r.product.a;
+  if (a.packed_panel > 0) {
+    return {static_cast<const std::byte*>(a.data) + r.row / kernel.rows * a.packed_panel +
+                packed_size(kernel, r.k) * kernel.rows,
+            a.packed_panel};
+  }
+  if (kernel.packs_a_once_from == 0 || column_tasks < kernel.packs_a_once_from || !a.along_k) {
+    return {};
+  }
+  const int64_t panels = divide_up(r.rows, kernel.rows);
+  const int64_t panel = panel_bytes(kernel, r.depth, kernel.rows);
+  auto* const to = memory.get<std::byte>(panels * panel);
+  pool.run(panels, [&](int64_t i) {
+    const int64_t row = i * kernel.rows;
+    pack_panels(kernel, a,
+                {.index = r.row + row,
+                 .count = std::min(kernel.rows, r.rows - row),
+                 .k = r.k,
+                 .depth = r.depth},
+                {.width = kernel.rows, .bytes = panel, .to = to + i * panel});
+  });
+  return {to, panel};
 }
 
 }  // namespace
@@ -344,7 +391,7 @@ DepthCut cut_depth(const Kernel& kernel, int64_t k) {
 
 void multiply_blocked(const Kernel& kernel, const BlockedProduct& product, ThreadPool& pool,
                       const std::function<void(const FinishedSums&)>& finish) {
-  static thread_local Scratch waiting_sums;
+  static thread_local Scratch waiting_sums, packed_rows;
   const Plan plan = make_plan(kernel, product, pool.threads());
   float* waiting = nullptr;
   if (plan.depth < product.k) {
@@ -354,19 +401,21 @@ void multiply_blocked(const Kernel& kernel, const BlockedProduct& product, Threa
   for (int64_t column = 0; column < product.n; column += plan.columns) {
     for (int64_t row = 0; row < product.m; row += plan.rows) {
       for (int64_t k = 0; k < product.k; k += plan.depth) {
-        const Round round{.kernel = kernel,
-                          .product = product,
-                          .plan = plan,
-                          .row = row,
-                          .rows = std::min(plan.rows, product.m - row),
-                          .column = column,
-                          .columns = std::min(plan.columns, product.n - column),
-                          .k = k,
-                          .depth = std::min(plan.depth, product.k - k),
-                          .waiting = waiting};
+        Round round{.kernel = kernel,
+                    .product = product,
+                    .plan = plan,
+                    .row = row,
+                    .rows = std::min(plan.rows, product.m - row),
+                    .column = column,
+                    .columns = std::min(plan.columns, product.n - column),
+                    .k = k,
+                    .depth = std::min(plan.depth, product.k - k),
+                    .waiting = waiting,
+                    .packed = {}};
         const int64_t row_tasks = divide_up(round.rows, plan.task_rows);
-        const int64_t tasks = row_tasks * divide_up(round.columns, plan.task_columns);
-        pool.run(tasks, [&](int64_t task) {
+        const int64_t column_tasks = divide_up(round.columns, plan.task_columns);
+        round.packed = packed_already(round, column_tasks, packed_rows, pool);
+        pool.run(row_tasks * column_tasks, [&](int64_t task) {
           const int64_t task_row = task % row_tasks * plan.task_rows;
           const int64_t task_column = task / row_tasks * plan.task_columns;
           run_task(round, task_row, std::min(plan.task_rows, round.rows - task_row), task_column,

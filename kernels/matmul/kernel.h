@@ -37,10 +37,10 @@ struct MultiplyCall {
   float* c = nullptr;
   int64_t rows = 0, depth = 0;
   bool first = false;  // C is written, not added to
-  // So many rows of A, also a_row bytes apart, that are multiplied soon: a kernel with
-  // `unpacked_rows` asks for a group of each beside its products. Others do not look at them.
+  // So many rows of A, next_row bytes apart, that are multiplied soon: kernels on tiles ask for a
+  // line of each beside the products of a group. Others do not look at them.
   const void* next = nullptr;
-  int64_t next_rows = 0;
+  int64_t next_rows = 0, next_row = 0;
 };
 
 // The plain end of a bf16 product: c = bf16(sums + bias), bias may be null. Strides in elements.
@@ -86,6 +86,9 @@ struct Kernel {
   // of a round's depth: then sums stay in tiles, and more of the cache is B's. Otherwise some
   // panels and `depth` steps at a time.
   bool whole_depth_along = false, whole_depth_across = false;
+  // Where so many tasks or more, side by side, would each pack the same rows of A, these are packed
+  // once, before. 0: never.
+  int64_t packs_a_once_from = 0;
   // The most rows of A that dot products (few_rows.h) multiply faster, where both lie along k.
   int64_t few_rows = 0;
   Packing a, b;
