@@ -72,7 +72,8 @@ void store_bfloat16_avx512(const StoreCall& call) {
   const float* sums = call.sums;
   auto* c = static_cast<uint16_t*>(call.c);
   for (int64_t i = 0; i < call.rows; ++i, sums += call.sums_stride, c += call.c_stride) {
-    __m512 v0 = _mm512_loadu_ps(sums), v1 = _mm512_loadu_ps(sums + 16);
+    // Sums of few columns may end behind them.
+    __m512 v0 = _mm512_maskz_loadu_ps(lower, sums), v1 = _mm512_maskz_loadu_ps(upper, sums + 16);
     if (call.bias != nullptr) {
       v0 = _mm512_add_ps(v0, bias0);
       v1 = _mm512_add_ps(v1, bias1);

@@ -95,8 +95,10 @@ HWY_INLINE void encode_piece(const T* x, int64_t n, int8_t* codes, float* scale,
     total = hn::Add(total, words[i]);
   }
   store_codes(words, codes);
-  constexpr uint32_t kExcess = std::bit_cast<uint32_t>(kRounding) * uint32_t{kPiece};
-  *sum = static_cast<int32_t>(hn::GetLane(hn::SumOfLanes(d32, total)) - kExcess);
+  constexpr uint32_t kExcess = std::bit_cast<uint32_t>(kRounding) * uint32_t{kVectors};
+  const auto sums = hn::Sub(total, hn::Set(d32, kExcess));
+  const hn::RebindToSigned<DF> whole;
+  *sum = hn::GetLane(hn::SumOfLanes(whole, hn::BitCast(whole, sums)));
 }
 
 template <int64_t kPiece, class T>
