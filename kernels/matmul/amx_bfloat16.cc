@@ -90,6 +90,7 @@ const Kernel& amx_bfloat16_kernel() {
                                  .round_depth_in_place = 2048,
                                  .whole_depth_along = true,
                                  .whole_depth_across = true,
+                                 .fetches_results = true,
                                  .a = {pack_a_rows, transpose_tiles_avx512},
                                  .b = {pack_b_rows, pack_b_columns},
                                  .multiply = multiply,

@@ -23,6 +23,7 @@ inline __attribute__((always_inline)) void multiply_on_tiles(const MultiplyCall&
   // A few lines at a time: fetched at once, they hold up the tiles' own loads.
   const auto* next = static_cast<const char*>(call.next_rows > 0 ? call.next : call.a);
   const int64_t next_rows = call.next_rows, next_row = call.next_row;
+  ResultsAhead results(call.results, rows, depth / Steps::kGroup);
   float* c = call.c;
   for (int64_t row = 0; row < rows; row += kTileRows) {
     float* const lower = c + 16 * kTileColumns;
@@ -37,10 +38,8 @@ inline __attribute__((always_inline)) void multiply_on_tiles(const MultiplyCall&
     const char *a = a_panel, *b = b_panel;
     for (int64_t k = 0; k < depth; k += Steps::kGroup, a += steps.a_step, b += steps.b_step) {
       steps.add(a, b);
-      for (int64_t i = 0; i < next_rows; ++i) {
-        constexpr int kForReading = 0, kSecondLevel = 2;
-        __builtin_prefetch(next + i * next_row, kForReading, kSecondLevel);
-      }
+      fetch_lines(next, next_rows, next_row);
+      results.fetch_some();
       next += steps.a_step;
     }
     amx::store<0>(c, kCBytes);

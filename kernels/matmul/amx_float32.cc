@@ -236,6 +236,7 @@ const Kernel& amx_float32_kernel() {
                                  .tile_bytes = 64,
                                  .whole_depth_along = true,
                                  .packs_a_once_from = 3,
+                                 .fetches_results = true,
                                  .a = {pack_a_rows, pack_a_columns},
                                  .b = {pack_b_rows, pack_b_columns},
                                  .multiply = multiply};

@@ -176,19 +176,19 @@ void pack_panels(const Kernel& kernel, const Operand& operand, const Part& part,
   }
 }
 
-// Asks for the lines where a part of the results will be: they come while it is multiplied. Inline,
-// since compilers drop calls of functions that do nothing else.
-__attribute__((always_inline)) inline void fetch(const Destination& to, const FinishedSums& part) {
-  if (to.data == nullptr) return;
-  constexpr int kForReading = 0, kSecondLevel = 2;
-  const int64_t bytes = part.columns * to.element_bytes, stride = to.stride * to.element_bytes;
-  const auto* at =
-      static_cast<const std::byte*>(to.data) + part.row * stride + part.column * to.element_bytes;
-  for (int64_t i = 0; i < part.rows; ++i, at += stride) {
-    for (int64_t line = 0; line < bytes; line += kLine) {
-      __builtin_prefetch(at + line, kForReading, kSecondLevel);
-    }
-  }
+// Where a part of the results will be.
+ResultLines result_lines(const Destination& to, const FinishedSums& part) {
+  if (to.data == nullptr) return {};
+  const auto* const first =
+      static_cast<const char*>(to.data) + (part.row * to.stride + part.column) * to.element_bytes;
+  const auto begin = static_cast<int64_t>(reinterpret_cast<uintptr_t>(first) % kLine);
+  return {first - begin, to.stride * to.element_bytes,
+          divide_up(begin + part.columns * to.element_bytes, kLine)};
+}
+
+// Asks for them: they come while they are multiplied.
+__attribute__((always_inline)) inline void fetch(const ResultLines& lines, int64_t rows) {
+  for (int64_t i = 0; i < rows; ++i) fetch_lines(lines.first + i * lines.row, lines.count, kLine);
 }
 
 // Rows of A that are packed already: where their first panel begins, and bytes from one to the
@@ -277,8 +277,9 @@ void multiply_and_finish(const Round& r, int64_t row, int64_t column, int64_t co
                             .column = r.column + column,
                             .columns = columns};
     if (r.plan.fetches_results) {
-      fetch(r.product.c, part);
-      fetch(r.product.pre, part);
+      call.results = result_lines(r.product.c, part);
+      if (!r.kernel.fetches_results) fetch(call.results, part.rows);
+      fetch(result_lines(r.product.pre, part), part.rows);
     }
     r.kernel.multiply(call);
     finish(part);
@@ -339,7 +340,8 @@ void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t
                           .first = r.k == 0 && k == 0,
                           .next = next.data,
                           .next_rows = next.count,
-                          .next_row = next.row};
+                          .next_row = next.row,
+                          .results = {}};
         if (last_round && k + depth == r.depth) {
           const int64_t first = panel * kernel.columns;
           multiply_and_finish(r, at, column + first, std::min(kernel.columns, columns - first),

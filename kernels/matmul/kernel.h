@@ -24,6 +24,43 @@ struct PackCall {
   int64_t index = 0, k = 0;  // the place: the first row or column, and the first step of k
 };
 
+// Asks for lines of memory, into the second-level cache. Inline, since compilers drop calls of
+// functions that do nothing else.
+__attribute__((always_inline)) inline void fetch_lines(const char* first, int64_t count,
+                                                       int64_t distance) {
+  constexpr int kForReading = 0, kSecondLevel = 2;
+  for (int64_t i = 0; i < count; ++i) {
+    __builtin_prefetch(first + i * distance, kForReading, kSecondLevel);
+  }
+}
+
+// Lines where rows of results will be: `count` of each row, and bytes from row to row.
+struct ResultLines {
+  const char* first = nullptr;
+  int64_t row = 0, count = 0;
+};
+
+// Asks for those of some rows at a time, in so many steps: fetched at once, they hold up other
+// loads.
+class ResultsAhead {
+ public:
+  __attribute__((always_inline)) ResultsAhead(const ResultLines& lines, int64_t rows, int64_t steps)
+      : next_(lines.first),
+        end_(lines.first + rows * lines.row),
+        row_(lines.row),
+        count_(lines.count),
+        at_once_((rows + steps - 1) / steps) {}
+  __attribute__((always_inline)) void fetch_some() {
+    for (int64_t i = 0; i < at_once_ && next_ < end_; ++i, next_ += row_) {
+      fetch_lines(next_, count_, 64);
+    }
+  }
+
+ private:
+  const char *next_, *end_;
+  int64_t row_, count_, at_once_;
+};
+
 // Consecutive row panels, which have `rows` rows together, times one column panel, over `depth`
 // (padded) steps of k. Kernels with `unpacked_rows` find row i of A, group g of k, at
 // a + i * a_row + g * a_group.
@@ -41,6 +78,9 @@ struct MultiplyCall {
   // line of each beside the products of a group. Others do not look at them.
   const void* next = nullptr;
   int64_t next_rows = 0, next_row = 0;
+  // Of a call of one row panel: a kernel that fetches_results asks for these beside its products;
+  // null: none.
+  ResultLines results = {};
 };
 
 // The plain end of a bf16 product: c = bf16(sums + bias), bias may be null. Strides in elements.
@@ -89,6 +129,8 @@ struct Kernel {
   // Where so many tasks or more, side by side, would each pack the same rows of A, these are packed
   // once, before. 0: never.
   int64_t packs_a_once_from = 0;
+  // Whether it asks for MultiplyCall::results; otherwise that is done at once, before its products.
+  bool fetches_results = false;
   // The most rows of A that dot products (few_rows.h) multiply faster, where both lie along k.
   int64_t few_rows = 0;
   Packing a, b;

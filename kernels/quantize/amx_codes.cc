@@ -69,7 +69,8 @@ struct AmxOp : Avx512Op<true> {
   // step of it: a store that followed its products at once would wait for them, and what comes
   // behind it, too. A panel of rows meets one of columns after the other.
   template <class Tile>
-  static void panel(const uint8_t* a, const uint8_t* b, int64_t pieces, float* c, bool first) {
+  static void panel(const uint8_t* a, const uint8_t* b, int64_t pieces, float* c, bool first,
+                    gemm::ResultsAhead results) {
     constexpr int64_t kPiece = Tile::kCodes, kTile = kTileCodes<kPiece>;  // a code is a byte
     constexpr int64_t kRowStep = kRows * Tile::kPieceBytes,
                       kColumnStep = kColumns * Tile::kPieceBytes;
@@ -92,6 +93,7 @@ struct AmxOp : Avx512Op<true> {
 #pragma GCC unroll 4
       for (int64_t step = 0; step < kSteps; ++step) {
         multiply(step);
+        results.fetch_some();
         if (piece == 0) continue;
 #pragma GCC unroll 4
         for (int64_t tile = 0; tile < kTilesBeside; ++tile) {

@@ -22,9 +22,10 @@
 //     template <int64_t kPiece>
 //     static constexpr int64_t kTileCodes;
 //     // With tiles: the pieces of a panel of rows times one of columns, added to C or its first.
-//     // Tile is the CodeTile.
+//     // Tile is the CodeTile; results are asked for a tile's step at a time.
 //     template <class Tile>
-//     static void panel(const uint8_t* a, const uint8_t* b, int64_t pieces, float* c, bool first);
+//     static void panel(const uint8_t* a, const uint8_t* b, int64_t pieces, float* c, bool first,
+//                       gemm::ResultsAhead results);
 //     // Without: the sums of a piece, each row's from starts[row] on:
 //     // finish(row, left half, right half), as fp32.
 //     template <int64_t kPiece, size_t... kRow, class Finish>
@@ -174,7 +175,9 @@ struct CodeTile {
     for (int64_t row = 0; row < call.rows; row += kRows) {
       const int64_t rows = call.rows - row < kRows ? call.rows - row : kRows;
       if constexpr (Op::kTiles) {
-        Op::template panel<CodeTile>(a, b, call.depth / kPiece, c, call.first);
+        Op::template panel<CodeTile>(
+            a, b, call.depth / kPiece, c, call.first,
+            gemm::ResultsAhead(call.results, rows, call.depth / Op::template kTileCodes<kPiece>));
       } else {
         panel_of(std::make_index_sequence<kRows>(), rows)(a, b, call.depth / kPiece, c, call.first);
       }
@@ -206,6 +209,7 @@ struct CodeTile {
                         .cache_bytes = Op::kCacheBytes,
                         .tile_bytes = tile_bytes(),
                         .whole_depth_along = Op::kTiles && !kMinima,
+                        .fetches_results = Op::kTiles,
                         .a = {pack_x, nullptr},
                         .b = {pack_w<kMinima>, nullptr},
                         .multiply = multiply<kMinima>}};
