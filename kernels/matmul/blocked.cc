@@ -354,7 +354,8 @@ void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t
   }
 }
 
-// Packs all rows of a round where that pays; or they are so by their owner.
+// Packs all rows of a round where that pays and does not take much memory, which the thread keeps;
+// or they are so by their owner.
 PackedRows packed_already(const Round& r, int64_t column_tasks, Scratch& memory, ThreadPool& pool) {
   const Kernel& kernel = r.kernel;
   const Operand& a = r.product.a;
@@ -366,8 +367,10 @@ PackedRows packed_already(const Round& r, int64_t column_tasks, Scratch& memory,
   if (kernel.packs_a_once_from == 0 || column_tasks < kernel.packs_a_once_from || !a.along_k) {
     return {};
   }
+  constexpr int64_t kMostBytes = 16 << 20;
   const int64_t panels = divide_up(r.rows, kernel.rows);
   const int64_t panel = panel_bytes(kernel, r.depth, kernel.rows);
+  if (panels * panel > kMostBytes) return {};
   auto* const to = memory.get<std::byte>(panels * panel);
   pool.run(panels, [&](int64_t i) {
     const int64_t row = i * kernel.rows;

@@ -118,11 +118,9 @@ TEST_P(MatmulPaths, LargeProductsMatchSampledDots) {
     int64_t m, n, k;
     bool ta, tb;
   };
-  const Case cases[] = {{40, 1100, 4500, false, true},
-                        {1200, 130, 2300, false, false},
-                        {2500, 70, 1030, true, false},
-                        {1100, 90, 4160, false, false},
-                        {5, 2100, 64, true, true}};
+  const Case cases[] = {{40, 1100, 4500, false, true}, {1200, 130, 2300, false, false},
+                        {2500, 70, 1030, true, false}, {1100, 90, 4160, false, false},
+                        {600, 1000, 640, false, true}, {5, 2100, 64, true, true}};
   for (const DType in : {DType::kFloat32, DType::kBFloat16}) {
     if (!kernels::matmul_path_runs(GetParam(), type_of(in))) continue;
     for (const Case& c : cases) {
