@@ -2,6 +2,7 @@
 #include "kernels/reduce/reduce.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "base/thread_pool.h"
@@ -23,6 +24,9 @@ using simd::DD;
 using simd::DF;
 using simd::VD;
 using simd::VF;
+
+// Of a chunk.
+constexpr int64_t kExactSquares = kReduceGrain / kExactBlock;
 
 // Two vectors of elements at a time, each split into two of doubles: four sums.
 template <bool kSquares, class T>
@@ -105,6 +109,44 @@ void square_blocks(const T* x, int64_t n, double* out) {
 void square_blocks_f32(const float* x, int64_t n, double* out) { square_blocks(x, n, out); }
 void square_blocks_bf16(const bfloat16* x, int64_t n, double* out) { square_blocks(x, n, out); }
 void square_blocks_f16(const float16* x, int64_t n, double* out) { square_blocks(x, n, out); }
+
+// A few numbers with the very sum of x, so that what adds numbers exactly has less to do. Those of
+// x are from 0 on, and no more than kExactSquares whole vectors. Returns how many it writes, at
+// most three vectors; -1 where x is not finite or reaches too far down.
+//
+// Each number is cut at multiples of three powers of 2, so far apart that the sums of the parts are
+// exact: adding 1.5 times 2^52 of such a multiple, and taking it away again, rounds to them.
+int64_t condense(const double* x, int64_t n, double* out) {
+  constexpr int kParts = 3, kAdds = 12, kBits = 52;
+  static_assert(kExactSquares <= 1 << (kAdds - 1));
+  const DD d;
+  const auto lanes = static_cast<int64_t>(hn::MaxLanes(d));
+  VD most = hn::Zero(d);
+  for (int64_t i = 0; i < n; i += lanes) most = hn::Max(most, hn::LoadU(d, x + i));
+  const double largest = hn::GetLane(hn::MaxOfLanes(d, most));
+  if (!std::isfinite(largest)) return -1;
+  VD round[kParts], sums[kParts], left = hn::Zero(d);
+  int exponent = largest > 0 ? std::ilogb(largest) : 0;
+  for (int k = 0; k < kParts; ++k, exponent -= kBits + 2 - kAdds) {
+    round[k] = hn::Set(d, std::ldexp(1.5, exponent + kAdds));
+    sums[k] = hn::Zero(d);
+  }
+  for (int64_t i = 0; i < n; i += lanes) {
+    VD rest = hn::LoadU(d, x + i);
+    for (int k = 0; k < kParts; ++k) {
+      const VD part = hn::Sub(hn::Add(rest, round[k]), round[k]);
+      sums[k] = hn::Add(sums[k], part);
+      rest = hn::Sub(rest, part);
+    }
+    left = hn::Or(left, rest);
+  }
+  VD all = left;
+  for (int k = 0; k < kParts; ++k) {
+    all = hn::Or(all, hn::Sub(sums[k], sums[k]));  // NaN where it is not finite
+    hn::StoreU(sums[k], d, out + k * lanes);
+  }
+  return hn::AllTrue(d, hn::Eq(all, hn::Zero(d))) ? kParts * lanes : -1;
+}
 
 // Bits of |v|: as integers they order like the magnitudes, with NaN above infinity.
 HWY_INLINE hn::Vec<hn::RebindToSigned<DF>> magnitude_bits(DF d, VF v) {
@@ -231,6 +273,7 @@ HWY_EXPORT(squares_f16);
 HWY_EXPORT(square_blocks_f32);
 HWY_EXPORT(square_blocks_bf16);
 HWY_EXPORT(square_blocks_f16);
+HWY_EXPORT(condense);
 HWY_EXPORT(max_f32);
 HWY_EXPORT(max_bf16);
 HWY_EXPORT(max_f16);
@@ -262,11 +305,17 @@ template <class T, class Blocks>
 ExactSum exact_chunks(const T* x, int64_t n, ExactSum* partials, ThreadPool& pool,
                       const Blocks& blocks) {
   pool.for_range(n, kReduceGrain, [&](int64_t begin, int64_t end) {
-    double squares[kReduceGrain / kExactBlock];
+    constexpr int64_t kWhole = 8;  // vectors of every processor
+    double squares[kReduceGrain / kExactBlock], few[3 * kWhole];
+    const int64_t count = (end - begin + kExactBlock - 1) / kExactBlock;
+    const int64_t filled = (count + kWhole - 1) / kWhole * kWhole;
     blocks(x + begin, end - begin, squares);
+    std::fill(squares + count, squares + filled, 0.0);
+    const int64_t condensed = HWY_DYNAMIC_DISPATCH(condense)(squares, filled, few);
     ExactSum& sum = partials[begin / kReduceGrain];
     sum = {};
-    for (int64_t i = 0; i * kExactBlock < end - begin; ++i) sum.add(squares[i]);
+    for (int64_t i = 0; i < condensed; ++i) sum.add(few[i]);
+    for (int64_t i = 0; condensed < 0 && i < count; ++i) sum.add(squares[i]);
   });
   ExactSum total;
   for (int64_t c = 0; c < reduce_chunks(n); ++c) total.add(partials[c]);

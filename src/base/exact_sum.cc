@@ -37,9 +37,12 @@ void ExactSum::add(double value) {
   const uint64_t exact = place < 0 ? mantissa >> -place : mantissa;
   const uint64_t low = exact << shift;
   const uint64_t high = shift == 0 ? 0 : exact >> (2 * kLimbBits - shift);
-  words_[limb] += static_cast<int64_t>(low & kLimbMask);
-  words_[limb + 1] += static_cast<int64_t>(low >> kLimbBits);
-  words_[limb + 2] += static_cast<int64_t>(high);
+  const auto put = [&](size_t i, uint64_t part) {
+    words_[i] += value < 0 ? -static_cast<int64_t>(part) : static_cast<int64_t>(part);
+  };
+  put(limb, low & kLimbMask);
+  put(limb + 1, low >> kLimbBits);
+  put(limb + 2, high);
   if (++adds_ == kMostAdds) carry();
 }
 

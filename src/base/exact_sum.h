@@ -13,8 +13,9 @@ class ExactSum {
   // The words of a sum may be added to those of another, as integers, and make the sum of both.
   static constexpr int kWords = 22;
 
-  // `value` is 0 or between 2^-320 and 2^320 with no bits below 2^-320, as are squares of floats
-  // and sums of them; or it is not finite, and then so is the sum.
+  // `value` is 0 or of a magnitude between 2^-320 and 2^320 with no bits below 2^-320, as are
+  // squares of floats and sums and differences of them; or it is not finite, and then so is the
+  // sum. Once all that belongs together was added, no sum is negative.
   void add(double value);
   void add(const ExactSum& other);
 

@@ -1,5 +1,6 @@
 // Rows for sums, norms, searches and column sums.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "kernels/case_util.h"
@@ -30,6 +31,46 @@ ExactSum exact_reference(std::vector<double> x) {
   return total;
 }
 
+void compare_exact_squares(CaseResult& result, const std::string& what, const ExactSum& exact,
+                           const std::vector<double>& values) {
+  const ExactSum same = exact_reference(values);
+  compare_value(result, what + " in its order", exact.value(), same.value(), {});
+  double other_words = 0;
+  for (size_t i = 0; i < same.words().size(); ++i) {
+    other_words += exact.words()[i] != same.words()[i] ? 1 : 0;
+  }
+  compare_value(result, "words that differ of " + what, other_words, 0, {});
+}
+
+// Blocks of ever more different magnitudes, a third of them of zeros.
+OpCase spread(DType dtype, int64_t n) {
+  OpCase row;
+  row.name = str_cat("exact_squares/", type_name(dtype), "/", n);
+  row.check = [=](const OpContext& ctx, uint64_t seed) {
+    Random random(seed);
+    CaseResult result;
+    for (const int range : {2, 6, 15, 40, 60}) {
+      if (dtype == DType::kFloat16 && range > 6) break;
+      const Tensor x = random_tensor(random, dtype, {n});
+      std::vector<double> values = doubles(x);
+      // Of neighbours alike: the largest of a block hides the others.
+      int exponent = 0;
+      for (size_t i = 0; i < values.size(); ++i) {
+        const size_t block = i / kernels::kExactBlock;
+        if (i % kernels::kExactBlock == 0) {
+          exponent = static_cast<int>(random() % static_cast<uint64_t>(2 * range)) - range;
+        }
+        values[i] = block % 3 == 1 ? 0 : std::ldexp(values[i], exponent);
+      }
+      set_doubles(x, values);
+      compare_exact_squares(result, str_cat("exact_squares over 2^", 2 * range),
+                            ops::exact_squares(ctx, x), doubles(x));
+    }
+    return result;
+  };
+  return row;
+}
+
 OpCase flat(DType dtype, int64_t n) {
   OpCase row;
   row.name = str_cat("reduce/", type_name(dtype), "/", n);
@@ -48,13 +89,7 @@ OpCase flat(DType dtype, int64_t n) {
     const ExactSum exact = ops::exact_squares(ctx, x);
     compare_value(result, "exact_squares", exact.value(), ref::sum_squares(values.data(), n),
                   order);
-    const ExactSum same = exact_reference(values);
-    compare_value(result, "exact_squares in its order", exact.value(), same.value(), {});
-    double other_words = 0;
-    for (size_t i = 0; i < same.words().size(); ++i) {
-      other_words += exact.words()[i] != same.words()[i] ? 1 : 0;
-    }
-    compare_value(result, "words of exact_squares that differ", other_words, 0, {});
+    compare_exact_squares(result, "exact_squares", exact, values);
     // Cut anywhere at a multiple of the block, the parts add up to the same bits.
     const int64_t blocks = n / kernels::kExactBlock;
     const int64_t cut =
@@ -91,6 +126,8 @@ OpCase broken(DType dtype, int64_t n) {
       compare_value(result, "first_non_finite", static_cast<double>(ops::first_non_finite(ctx, x)),
                     static_cast<double>(ref::first_non_finite(values.data(), n)), {});
       compare_value(result, "max_abs", ops::max_abs(ctx, x), ref::max_abs(values.data(), n), {});
+      compare_value(result, "exact_squares that are finite",
+                    std::isfinite(ops::exact_squares(ctx, x).value()) ? 1 : 0, 0, {});
     }
     return result;
   };
@@ -147,6 +184,7 @@ std::vector<OpCase> cases() {
                             int64_t{1000}, grain, 3 * grain + 5}) {
       rows.push_back(flat(dtype, n));
       if (n > 0) rows.push_back(broken(dtype, n));
+      rows.push_back(spread(dtype, n));
     }
     for (const auto& [r, c] : std::vector<std::pair<int64_t, int64_t>>{
              {1, 1}, {7, 3}, {8, 16}, {33, 129}, {200, 2085}, {9001, 17}}) {

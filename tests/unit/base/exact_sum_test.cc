@@ -47,6 +47,34 @@ TEST(ExactSum, OrderAndCutsDoNotMatter) {
   }
 }
 
+// Numbers are cut in two at any place: a multiple above or below, and what that is more or less.
+TEST(ExactSum, TakesDifferences) {
+  const uint64_t seed = ds::fresh_seed();
+  SCOPED_TRACE(seed);
+  std::mt19937_64 random(seed);
+  for (const int spread : {1, 20, 60}) {
+    const std::vector<double> values = random_squares(random, 200'000, spread);
+    ExactSum whole, parts;
+    for (const double value : values) {
+      whole.add(value);
+      const double above = std::ldexp(1.0, static_cast<int>(random() % 80) - 40);
+      const double cut = std::ceil(value / above) * above;
+      const double rest = value - cut;
+      if (cut + rest != value || std::abs(rest) > cut) {  // not exact
+        parts.add(value);
+        continue;
+      }
+      parts.add(rest);
+      parts.add(cut);
+    }
+    ExactSum one, other;  // carried
+    one.add(whole);
+    other.add(parts);
+    EXPECT_TRUE(std::equal(one.words().begin(), one.words().end(), other.words().begin()));
+    EXPECT_EQ(parts.value(), whole.value());
+  }
+}
+
 TEST(ExactSum, KeepsEveryBit) {
   // 2^60 times a number that vanishes beside the sum in double.
   ExactSum sum;
