@@ -402,10 +402,10 @@ DS_API ds_status ds_engine_save_wait(ds_engine* engine);
  * The first four are arguments of DeepSpeed's load_checkpoint.
  * What fails or ends before tensors are read (no checkpoint, a damaged manifest) leaves the engine
  * as it was. So do damage and I/O errors that only show while they are read if it has
- * trained since it was made or last loaded: its load keeps what it overwrites until it has
- * succeeded, in half of the free memory at most. Where that has no room, is slower than a disk, or
- * where states lie in files, in 8 bits or on a GPU, all is read and checked once before anything
- * changes, which takes twice as long. What fails or is ended after that check, or in an engine that
+ * trained since it was made or last loaded: what it overwrites is kept in the memory of gradients
+ * and half of the free memory at most. What has no room there, or is sooner read twice than memory
+ * comes, and all where states lie in files, in 8 bits or on a GPU, is checked before it is read for
+ * good, which takes twice as long. What fails or is ended after those checks, or in an engine that
  * has not trained, leaves it and its model incomplete: calls that use or save weights or optimizer
  * state fail with DS_ERR_STATE, which says why, until a load succeeds. Views of the model's memory
  * may show a mixture meanwhile; lent memory is written by success alone.

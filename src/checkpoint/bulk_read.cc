@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kDepth = 32;  // requests of 1 MiB: what the disk needs to be busy meanwhile
 constexpr uint64_t kWindow = uint64_t{40} << 20;      // asked for and not taken yet
-constexpr uint64_t kDirectBytes = uint64_t{8} << 20;  // at once, straight to its place
+constexpr uint64_t kDirectBytes = uint64_t{4} << 20;  // at once, straight to its place
 constexpr uint64_t kBufferBytes = uint64_t{2} << 20;  // at once, by way of a buffer
 
 // As many whole chunks as fit into `bytes`, at least one.

@@ -13,8 +13,8 @@
 #include "engine/data_feed.h"
 #include "engine/fp8_steps.h"
 #include "engine/load_parts.h"
+#include "engine/load_protection.h"
 #include "engine/open_step.h"
-#include "engine/overwritten_memory.h"
 #include "engine/parameter_scopes.h"
 #include "engine/rate_config.h"
 #include "engine/restore_targets.h"
@@ -186,26 +186,29 @@ void CheckpointLoader::prepare_counters(const CheckpointReader& reader, const Lo
   out.dataset = saved_json(reader, saved::kDataset);
 }
 
-// An engine that has trained has something to lose, unless every rank gives that up: what is
-// overwritten is kept where memory has room for it, else all bytes are checked beforehand, which
-// reads them twice. The same on all ranks: what one cannot put back is lost for all.
-std::optional<OverwrittenMemory> CheckpointLoader::protect(const CheckpointReader& reader,
-                                                           const Restored& restored,
-                                                           const LoadOptions& options) {
+// An engine that has trained has something to lose, unless every rank gives that up. Where ranks
+// load in turns, an update is still to be applied, or some rank cannot keep what it overwrites, all
+// bytes are checked beforehand, which reads them twice.
+std::optional<LoadProtection> CheckpointLoader::protect(const CheckpointReader& reader,
+                                                        const Restored& restored,
+                                                        const LoadOptions& options) {
   const bool trained =
       open_.progress.steps != loaded_steps_ || open_.progress.micro_steps != loaded_micro_steps_;
   if (!trained || !run_.model->incomplete().empty()) return {};
   if (on_every_rank(run_.context(), run_.world(), kLoading, !options.restore_on_failure)) return {};
-  std::optional<OverwrittenMemory> kept;
-  if (!run_.config.zero.pipeline_loading_checkpoint && !updater_.optimizer().update_waits()) {
-    const int64_t room = free_memory(read_system_memory());
-    const int ranks = run_.world().topology().local_size;
-    kept = OverwrittenMemory::of(restored.targets, room < 0 ? room : room / ranks, &run_.pool);
-    if (kept && kept->comes_slowly()) kept.reset();
+  const bool keeps = !run_.config.zero.pipeline_loading_checkpoint &&
+                     !updater_.optimizer().update_waits() &&
+                     LoadProtection::protects(restored.targets);
+  if (!on_every_rank(run_.context(), run_.world(), kLoading, keeps)) {
+    agree(run_.context(), run_.world(), kLoading, [&] { reader.check_all(restored.targets); });
+    return {};
   }
-  if (on_every_rank(run_.context(), run_.world(), kLoading, kept.has_value())) return kept;
-  agree(run_.context(), run_.world(), kLoading, [&] { reader.check_all(restored.targets); });
-  return {};
+  const int64_t room = free_memory(read_system_memory());
+  const int ranks = run_.world().topology().local_size;
+  std::vector<std::span<std::byte>> at_hand;
+  if (restored.step.micro_batches == 0) at_hand = run_.state->gradients().unused_memory();
+  return std::make_optional<LoadProtection>(restored.targets, std::move(at_hand),
+                                            room < 0 ? room : room / ranks, &run_.pool);
 }
 
 void CheckpointLoader::read_in_turns(const CheckpointReader& reader, LoadParts& parts) {
@@ -219,25 +222,25 @@ void CheckpointLoader::read_in_turns(const CheckpointReader& reader, LoadParts& 
   }
 }
 
-// Where keeping turns out to be slower on some rank than reading again, all check the rest instead:
-// from there on nothing is kept, and a failure leaves a mixture.
+// With protection, first until every rank has checked all that it loads; what some have not read
+// yet is overwritten after that, with nothing kept: a disk that fails then leaves a mixture.
 void CheckpointLoader::read_together(const CheckpointReader& reader, LoadParts& parts,
-                                     std::optional<OverwrittenMemory>& kept) {
+                                     std::optional<LoadProtection>& protection) {
   const OpContext ctx = run_.context();
-  OverwriteNotice keep;
-  if (kept) keep = [&kept](std::span<std::byte> memory) { kept->keep(memory); };
-  bool finished = false;
-  while (!finished) {
-    agree(ctx, run_.world(), kLoading, [&] {
-      if (parts.next()) reader.read_all(parts.take(), keep);
-    });
-    finished = on_every_rank(ctx, run_.world(), kLoading, parts.finished());
-    if (finished || !kept) continue;
-    if (on_every_rank(ctx, run_.world(), kLoading, parts.finished() || !kept->was_slow())) continue;
-    agree(ctx, run_.world(), kLoading, [&] { reader.check_all(parts.rest()); });
-    keep = {};
-    kept.reset();
+  const auto until = [&](const auto& done, const auto& part) {
+    do {
+      agree(ctx, run_.world(), kLoading, part);
+    } while (!on_every_rank(ctx, run_.world(), kLoading, done()));
+  };
+  if (protection) {
+    until([&] { return parts.open().empty(); }, [&] { protection->next(reader, parts); });
+    if (on_every_rank(ctx, run_.world(), kLoading, parts.finished())) return;
+    protection.reset();
   }
+  until([&] { return parts.finished(); },
+        [&] {
+          if (parts.next()) reader.read_all(parts.take());
+        });
 }
 
 void CheckpointLoader::mark_overwritten(const CheckpointReader& reader) {
@@ -259,7 +262,7 @@ void CheckpointLoader::restore(CheckpointReader reader, const LoadOptions& optio
   Restored restored;
   agree(ctx, run_.world(), kLoading, [&] { restored = prepare(reader, options); });
 
-  std::optional<OverwrittenMemory> kept = protect(reader, restored, options);
+  std::optional<LoadProtection> protection = protect(reader, restored, options);
   LoadParts parts(control_, restored.targets);
   agree(ctx, run_.world(), kLoading, [&] { parts.begin(); });
 
@@ -273,17 +276,17 @@ void CheckpointLoader::restore(CheckpointReader reader, const LoadOptions& optio
     if (run_.config.zero.pipeline_loading_checkpoint) {
       read_in_turns(reader, parts);
     } else {
-      read_together(reader, parts, kept);
+      read_together(reader, parts, protection);
     }
-    kept.reset();
+    protection.reset();
     agree(ctx, run_.world(), kLoading, [&] {
       state.arrays().flush_masters();
       updater_.optimizer().flush();
       restore_fp8(run_, restored.fp8);
     });
   } catch (const Error& error) {
-    if (kept) {
-      kept->put_back();
+    if (protection) {
+      protection->put_back();
       overwritten_ = overwritten_before;
       run_.model->set_incomplete({});
       throw;

@@ -15,7 +15,7 @@ namespace ds {
 class CheckpointReader;
 class CheckpointSaver;
 class LoadParts;
-class OverwrittenMemory;
+class LoadProtection;
 class ParameterScopes;
 struct TensorTarget;
 
@@ -34,11 +34,11 @@ class CheckpointLoader {
   void compare_settings(const CheckpointReader& reader, const LoadOptions& options) const;
   Restored prepare(const CheckpointReader& reader, const LoadOptions& options);
   void prepare_counters(const CheckpointReader& reader, const LoadOptions& options, Restored& out);
-  std::optional<OverwrittenMemory> protect(const CheckpointReader& reader, const Restored& restored,
-                                           const LoadOptions& options);
+  std::optional<LoadProtection> protect(const CheckpointReader& reader, const Restored& restored,
+                                        const LoadOptions& options);
   void read_in_turns(const CheckpointReader& reader, LoadParts& parts);
   void read_together(const CheckpointReader& reader, LoadParts& parts,
-                     std::optional<OverwrittenMemory>& kept);
+                     std::optional<LoadProtection>& protection);
   void mark_overwritten(const CheckpointReader& reader);
   void restore(CheckpointReader reader, const LoadOptions& options);
   void restore_gradients(const Restored& restored);

@@ -1,47 +1,22 @@
 // What a load reads, in parts: so much at a time that a caller can watch and end it, and that the
-// disk hardly notices. The first, by which keeping is judged, is small.
+// disk hardly notices.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
 #include "checkpoint/reader.h"
 #include "engine/call_control.h"
+#include "tensor/tensor.h"
 
 namespace ds {
 
 class LoadParts {
  public:
-  LoadParts(CallControl& control, std::span<const TensorTarget> targets)
-      : rest_(targets), call_(control, "load", bytes_of(targets)) {}
-
-  bool finished() const { return rest_.empty(); }
-  std::span<const TensorTarget> rest() const { return rest_; }
-
-  // Asks before the first part: a load that is ended here has changed nothing.
-  void begin() {
-    if (!finished()) call_.next(0);
-  }
-  // Asks before a later one; false where there is none.
-  bool next() {
-    if (finished()) return false;
-    if (taken_ > 0) call_.next(taken_);
-    return true;
-  }
-  std::span<const TensorTarget> take() {
-    const int64_t most = taken_ == 0 ? kPartBytes / 8 : kPartBytes;
-    size_t count = 0;
-    for (int64_t part = 0; count < rest_.size() && part < most; ++count) {
-      part += bytes_of(rest_.subspan(count, 1));
-    }
-    const std::span<const TensorTarget> part = rest_.first(count);
-    taken_ += bytes_of(part);
-    rest_ = rest_.subspan(count);
-    return part;
-  }
-
- private:
-  static constexpr int64_t kPartBytes = int64_t{1} << 29;
+  // Of the bytes in the files.
+  static constexpr int64_t kMostBytes = int64_t{1} << 29;
+  static constexpr int64_t kFirstBytes = kMostBytes / 8;
   static int64_t bytes_of(std::span<const TensorTarget> targets) {
     int64_t bytes = 0;
     for (const TensorTarget& target : targets) {
@@ -53,8 +28,55 @@ class LoadParts {
     return bytes;
   }
 
+  LoadParts(CallControl& control, std::span<const TensorTarget> targets)
+      : rest_(targets), call_(control, "load", bytes_of(targets)) {}
+
+  bool finished() const { return rest_.empty(); }
+  // What is neither read nor checked.
+  std::span<const TensorTarget> open() const { return rest_.first(rest_.size() - checked_); }
+
+  // Asks before the first part: a load that is ended here has changed nothing.
+  void begin() {
+    if (!finished()) call_.next(0);
+  }
+  // Asks before a later one; false where there is none.
+  bool next() {
+    if (finished()) return false;
+    if (begun_) call_.next(taken_);
+    begun_ = true;
+    return true;
+  }
+  // To read: the first ones, those that are open before others, until they have so many bytes.
+  std::span<const TensorTarget> take(int64_t bytes) {
+    const std::span<const TensorTarget> from = open().empty() ? rest_ : open();
+    size_t count = 0;
+    for (int64_t part = 0; count < from.size() && part < bytes; ++count) {
+      part += bytes_of(from.subspan(count, 1));
+    }
+    const std::span<const TensorTarget> part = from.first(count);
+    taken_ += bytes_of(part);
+    rest_ = rest_.subspan(count);
+    checked_ = std::min(checked_, rest_.size());
+    return part;
+  }
+  std::span<const TensorTarget> take() { return take(taken_ == 0 ? kFirstBytes : kMostBytes); }
+  // To check alone: of those that are open the last ones, at most `most` and until they have so
+  // many bytes.
+  std::span<const TensorTarget> check(size_t most, int64_t bytes) {
+    const std::span<const TensorTarget> here = open();
+    size_t count = 0;
+    for (int64_t part = 0; count < most && part < bytes; ++count) {
+      part += bytes_of(here.subspan(here.size() - 1 - count, 1));
+    }
+    checked_ += count;
+    return here.last(count);
+  }
+
+ private:
   std::span<const TensorTarget> rest_;
+  size_t checked_ = 0;  // of rest_, the last ones
   int64_t taken_ = 0;
+  bool begun_ = false;
   CallControl::Call call_;
 };
 

@@ -25,6 +25,7 @@ class GradientMarks {
   void set_all_empty();
   void set_none_empty() { empty_count_ = 0; }
   bool any_empty() const { return empty_count_ > 0; }
+  bool empty(nn::ParamId id) const { return empty_count_ > 0 && empty_[static_cast<size_t>(id)]; }
   // True once after each set_all_empty: the gradient was empty, and the caller fills it.
   bool take_empty(nn::ParamId id);
 

@@ -179,6 +179,35 @@ void Gradients::check_materialized() const {
            "gradients were read before they were materialized");
 }
 
+std::vector<std::span<std::byte>> Gradients::unused_memory() const {
+  const optim::FlatTensor& gradients = arrays_.flat.gradients;
+  std::vector<std::span<std::byte>> out;
+  if (views_exposed_ || held_ || deferred() || arrays_.host_store != nullptr ||
+      !gradients.in_memory() || arrays_.state_memory()->kind() != DeviceKind::kCpu) {
+    return out;
+  }
+  const Tensor& memory = gradients.memory();
+  const auto add = [&](int64_t begin, int64_t end) {
+    const int64_t size = dtype_size(memory.dtype());
+    auto* const first = static_cast<std::byte*>(memory.raw());
+    if (begin < end)
+      out.emplace_back(first + begin * size, static_cast<size_t>((end - begin) * size));
+  };
+  for (size_t i = 0; i < empty_buckets_.size(); ++i) {
+    const Bucket& bucket = arrays_.layout.flat().buckets()[i];
+    if (!empty_buckets_[i] || !bucket.trainable) continue;
+    const FlatRange kept = kept_range(gradients, bucket);
+    add(kept.begin, kept.end);
+  }
+  // What lies between them stays zero.
+  for (nn::ParamId id = 0; id < arrays_.parameters.size(); ++id) {
+    if (!marks_.empty(id)) continue;
+    const FlatRange range = arrays_.layout.flat().range(id);
+    add(range.begin, range.end);
+  }
+  return out;
+}
+
 const Tensor& Gradients::all() const {
   check_materialized();
   return arrays_.flat.gradients.memory();

@@ -43,6 +43,9 @@ class Gradients : public nn::GradientSink {
   void expose_views(const OpContext& ctx);
   // Throws kInternal where somebody reads gradients before they are materialized.
   void check_materialized() const;
+  // Memory of the host whose contents do not count before somebody writes them: where gradients are
+  // empty, and nobody holds a view.
+  std::vector<std::span<std::byte>> unused_memory() const;
   // Over the flat space, and one where it lies whole; materialized, in memory.
   const Tensor& all() const;
   Tensor view(nn::ParamId id) const;

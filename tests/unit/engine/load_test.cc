@@ -229,6 +229,39 @@ TEST_P(LoadForm, FailingLeavesATrainedEngineAsItWas) {
   EXPECT_EQ(engine->progress().steps, 1);
 }
 
+// The memory of gradients serves copies of what is overwritten, but where it holds some.
+TEST(Load, FailingLeavesTheGradientsOfAnOpenStep) {
+  const Json clipped = {{"gradient_clipping", 0.1}};
+  for (const bool open : {false, true}) {
+    for (const Json& types :
+         {Json::object(),
+          Json{{"bf16", {{"enabled", true}}}, {"data_types", {{"grad_accum_dtype", "bf16"}}}}}) {
+      SCOPED_TRACE(str_cat(open, " ", dump_json(types)));
+      const Folder folder;
+      const auto engine = make_large(with(clipped, types)), twin = make_large(with(clipped, types));
+      const Tensor ids = ids_tensor(std::vector<int64_t>{1, 5, 9, 2, 8, 3, 60, 7}, 2);
+      const auto micro_batch = [&](Engine& each) {
+        each.backward(each.forward({ids, ids, {}, {}, {}}));
+        each.step();
+      };
+      for (Engine* each : {engine.get(), twin.get()}) each->train_batch();
+      engine->save(folder.path(), "a");
+      for (Engine* each : {engine.get(), twin.get()}) {
+        each->train_batch();
+        if (open) micro_batch(*each);
+      }
+      damage(blob_of(folder, "a"), 1.0);
+      error_of(Code::kCorrupt, [&] { engine->load(folder.path(), "a"); });
+      for (Engine* each : {engine.get(), twin.get()}) {
+        micro_batch(*each);
+        if (!open) micro_batch(*each);
+      }
+      EXPECT_EQ(engine->progress().steps, 3);
+      EXPECT_TRUE(same_bits(everything(*engine), everything(*twin)));
+    }
+  }
+}
+
 // What was read of a damaged newest checkpoint is overwritten by the next one.
 TEST(Load, DamageInLatestFallsBackToTheOneBefore) {
   const Folder folder;

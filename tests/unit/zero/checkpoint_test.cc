@@ -2,6 +2,7 @@
 #include "attached_state.h"
 #include "zero_world.h"
 
+#include <array>
 #include <fstream>
 
 #include "../engine/log_lines.h"
@@ -189,6 +190,46 @@ TEST(ManyRankCheckpoint, IsReadByOneRankAfterAnotherWhereAskedTo) {
       flip_a_bit(blobs[kBroken]);
       load(true);
       flip_a_bit(blobs[kBroken]);
+    }
+  }
+}
+
+// Ranks that read what is whole put it back when another rank's is not, and train on as if nothing
+// had been loaded, although copies lay in the memory of their gradients.
+TEST(ManyRankCheckpoint, AFailingLoadLeavesTrainedRanksAsTheyWere) {
+  constexpr int kWorld = 2;
+  for (const int stage : {0, 1, 2, 3}) {
+    SCOPED_TRACE(stage);
+    Folder folder;
+    const Job run{kWorld, with(saving_config(stage, kWorld), {{"gradient_clipping", 0.1}})};
+    std::array<std::array<State, kWorld>, 2> states;
+    for (const bool loads : {false, true}) {
+      run_ranks(kWorld, [&](const std::shared_ptr<Communicator>& comm) {
+        auto engine = make_rank_engine(run, comm);
+        for (int i = 0; i < 3; ++i) engine->train_batch();
+        engine->save(folder.path(), loads ? "b" : "a");
+        engine->train_batch();
+        if (loads) {
+          comm->barrier();
+          if (comm->rank() == 0) flip_a_bit(folder.path("b/data-00001.bin"));
+          comm->barrier();
+          try {
+            engine->load(folder.path(), "b");
+            ADD_FAILURE() << "no error";
+          } catch (const Error& error) {
+            EXPECT_EQ(error.code(), Code::kCorrupt);
+            EXPECT_EQ(error.message().find("can only load"), std::string::npos) << error.message();
+          }
+        }
+        State mine = state_of(*engine);
+        mine.next_losses = {engine->train_batch().loss, engine->train_batch().loss};
+        states[loads ? 1 : 0][static_cast<size_t>(comm->rank())] = std::move(mine);
+      });
+    }
+    for (size_t rank = 0; rank < kWorld; ++rank) {
+      EXPECT_TRUE(same_bits(states[1][rank].weights, states[0][rank].weights));
+      EXPECT_TRUE(same_bits(states[1][rank].moments, states[0][rank].moments));
+      EXPECT_EQ(states[1][rank].next_losses, states[0][rank].next_losses);
     }
   }
 }
