@@ -68,11 +68,6 @@ int64_t PreparedBuffer::ready() const noexcept {
   return std::min(first_open_ * kPart, buffer_.size());
 }
 
-bool PreparedBuffer::asks() const noexcept {
-  const std::lock_guard lock(mutex_);
-  return first_open_ < wanted_;
-}
-
 void PreparedBuffer::wait_for(int64_t bytes) noexcept {
   const int64_t parts = parts_of(std::min(bytes, buffer_.size()));
   std::unique_lock lock(mutex_);

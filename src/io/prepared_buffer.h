@@ -31,8 +31,6 @@ class PreparedBuffer {
   void wait_for(int64_t bytes) noexcept;
   // Pages behind the first so many bytes are not asked for, unless somebody waits for them.
   void limit(int64_t bytes) noexcept;
-  // Whether pages are still asked for.
-  bool asks() const noexcept;
   // Bytes in a second of asking; 0: not known yet.
   double rate() const noexcept;
 
