@@ -203,12 +203,16 @@ std::optional<LoadProtection> CheckpointLoader::protect(const CheckpointReader& 
     agree(run_.context(), run_.world(), kLoading, [&] { reader.check_all(restored.targets); });
     return {};
   }
-  const int64_t room = free_memory(read_system_memory());
-  const int ranks = run_.world().topology().local_size;
-  std::vector<std::span<std::byte>> at_hand;
-  if (restored.step.micro_batches == 0) at_hand = run_.state->gradients().unused_memory();
-  return std::make_optional<LoadProtection>(restored.targets, std::move(at_hand),
-                                            room < 0 ? room : room / ranks, &run_.pool);
+  std::optional<LoadProtection> protection;
+  agree(run_.context(), run_.world(), kLoading, [&] {
+    const int64_t room = free_memory(read_system_memory());
+    const int ranks = run_.world().topology().local_size;
+    std::vector<std::span<std::byte>> at_hand;
+    if (restored.step.micro_batches == 0) at_hand = run_.state->gradients().unused_memory();
+    protection.emplace(restored.targets, std::move(at_hand), room < 0 ? room : room / ranks,
+                       &run_.pool);
+  });
+  return protection;
 }
 
 void CheckpointLoader::read_in_turns(const CheckpointReader& reader, LoadParts& parts) {

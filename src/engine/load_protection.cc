@@ -1,8 +1,6 @@
 #include "engine/load_protection.h"
 
 #include <algorithm>
-#include <limits>
-#include <utility>
 
 #include "engine/stopwatch.h"
 

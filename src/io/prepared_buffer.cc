@@ -1,6 +1,7 @@
 #include "io/prepared_buffer.h"
 
 #include <algorithm>
+#include <new>
 #include <system_error>
 
 namespace ds::io {
@@ -29,6 +30,7 @@ PreparedBuffer::PreparedBuffer(int64_t bytes, int threads)
   try {
     for (int i = 0; i < threads && wanted_ > 0; ++i) threads_.emplace_back([this] { ask(); });
   } catch (const std::system_error&) {  // fewer will do
+  } catch (const std::bad_alloc&) {
   }
   if (threads_.empty()) first_open_ = next_ = wanted_;  // pages come when they are used
 }
