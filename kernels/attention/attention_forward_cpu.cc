@@ -205,10 +205,11 @@ void forward(ThreadPool& pool, const AttentionForward<float16>& call) {
 
 }  // namespace
 
-bool tile_paths() {
+TileUnit tile_unit() {
   constexpr int64_t kBoth = HWY_AVX2 | HWY_AVX3;
-  return cpu_features().amx_bf16 && cpu_features().avx512_bf16 &&
-         (vector_targets() & kBoth) == kBoth;
+  const CpuFeatures& cpu = cpu_features();
+  if (!cpu.avx512_bf16 || (vector_targets() & kBoth) != kBoth) return TileUnit::kNone;
+  return cpu.amx_bf16 ? TileUnit::kAmx : TileUnit::kDots;
 }
 
 template <class T>

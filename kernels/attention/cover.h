@@ -1,5 +1,5 @@
 // Which of 64 keys each query sees, as bits. Included only by files whose functions run where
-// tile_paths() of tiles.h says so.
+// tile_unit() of tiles.h says so.
 #pragma once
 
 #include <immintrin.h>

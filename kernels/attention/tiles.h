@@ -114,17 +114,19 @@ struct QueryPlace {
 template <class T>
 void attention_decode(ThreadPool& pool, const AttentionForward<T>& call);
 
-// Whether products may run on the CPU's bf16 tiles (AMX). A test that restricts Highway to one
-// instruction set gets that one's code.
-bool tile_paths();
+// What this CPU multiplies bf16 tiles with (tile_products.h): AMX, dot products of pairs, or
+// nothing. A test that restricts Highway to one instruction set gets that one's code.
+enum class TileUnit { kNone, kAmx, kDots };
+TileUnit tile_unit();
 
-// Whether this one does: bf16 as it is; fp32 in three parts that lose no precision (amx.h), which
-// pays for long sequences only.
+// Whether products run on tiles: bf16 as it is; fp32 in three parts that lose no precision
+// (tile_layouts.h), which pays on AMX alone and for long sequences.
 template <class T>
 bool on_tiles(const AttentionProblem& p) {
   if constexpr (std::is_same_v<T, float16>) return false;
-  return tile_paths() &&
-         (std::is_same_v<T, bfloat16> || std::min(p.queries, p.keys) >= kManyQueriesOfCpus);
+  const TileUnit unit = tile_unit();
+  if constexpr (std::is_same_v<T, bfloat16>) return unit != TileUnit::kNone;
+  return unit == TileUnit::kAmx && std::min(p.queries, p.keys) >= kManyQueriesOfCpus;
 }
 
 // float and bfloat16, where on_tiles(). Scratch in floats.

@@ -24,15 +24,17 @@ struct DynamicMap {
 };
 
 // The same for vectors of 16 lanes without a search. A slot is a decade, or stands for zero (slot
-// 0, signed numbers alone) or for the last code (behind the decades).
+// 0; of unsigned numbers for code 1, where its part and what is less meet) or for the last code
+// (behind the decades).
 struct DynamicSlots {
-  // By the lower five bits of the exponent of a fraction from 2^-31 on: the slot of the power of 2,
-  // and from where on it is the next one.
-  int32_t slot[32] = {};
-  float next[32] = {};
+  // Added to the bits of a fraction from 2^-31 on, leaves its slot from bit 23 on, of which the
+  // lowest four count; by the lower five bits of its exponent.
+  uint32_t slot[32] = {};
   // Tables as above by slot, and the last code of each.
   float code_scale[16] = {}, code_offset[16] = {}, last[16] = {};
-  // fraction = scale * code + offset, by the lower four bits of a code's exponent 127 + e.
+  // fraction = scale * code + offset by the lower four bits of the exponent of code * spread +
+  // apart, which tells zero and the last code from the decades.
+  float spread = 0, apart = 0x1p-4f;
   float scale[16] = {}, offset[16] = {};
 };
 
@@ -74,18 +76,23 @@ constexpr DynamicSlots make_dynamic_slots(const DynamicMap& map, bool is_signed)
   DynamicSlots slots;
   float bounds[16] = {};
   int count = 0;
-  if (is_signed) bounds[count++] = map.zero_threshold;
+  // Unsigned fractions on either side of the first bound have the same code, 1.
+  bounds[count++] =
+      is_signed ? map.zero_threshold : 1.05f * (1 - map.code_offset[0]) / map.code_scale[0];
   for (int e = 1; e <= map.top; ++e) bounds[count++] = map.threshold[e];
   bounds[count++] = map.top_threshold;
-  for (int k = 0; k < 32; ++k) {
-    const float low = std::bit_cast<float>(static_cast<uint32_t>(96 + k) << 23);
-    slots.slot[k] = is_signed ? 0 : 1;
-    slots.next[k] = 4;  // never
+  for (uint32_t k = 0; k < 32; ++k) {
+    const uint32_t exponent = 96 + k;
+    const float low = std::bit_cast<float>(exponent << 23);
+    // The slot of the power of 2, and from which fraction of it on it is the next one, if any.
+    uint32_t begin = 0, next = 1u << 23;
     for (int b = 0; b < count; ++b) {
-      if (bounds[b] <= low) ++slots.slot[k];
-      if (bounds[b] > low && bounds[b] < 2 * low) slots.next[k] = bounds[b];
+      if (bounds[b] <= low) ++begin;
+      if (bounds[b] > low && bounds[b] < 2 * low) next = std::bit_cast<uint32_t>(bounds[b]) % next;
     }
+    slots.slot[k] = ((begin - exponent + 1) << 23) - next;
   }
+  if (!is_signed) slots.code_offset[0] = slots.last[0] = 1;
   for (int e = 0; e <= map.top; ++e) {
     const int end = (2 << e) - 1;
     slots.code_scale[e + 1] = map.code_scale[e];
@@ -95,6 +102,8 @@ constexpr DynamicSlots make_dynamic_slots(const DynamicMap& map, bool is_signed)
     slots.offset[(127 + e) % 16] = map.offset[e];
   }
   slots.code_offset[map.top + 2] = slots.last[map.top + 2] = static_cast<float>(map.codes);
+  slots.spread = static_cast<float>(map.codes + 1) / static_cast<float>(map.codes);
+  slots.offset[(127 + map.top + 1) % 16] = 1;
   return slots;
 }
 

@@ -55,45 +55,44 @@ struct Decoder {
   // The fraction that a code from 0 on stands for.
   HWY_INLINE VF fraction(VI code) const {
     const VF number = hn::ConvertTo(d, code);
-    const __m512i exponent = hn::ShiftRight<23>(hn::BitCast(di, number)).raw;
-    const __mmask16 nonzero = _mm512_test_epi32_mask(code.raw, code.raw);
-    const __m512 value =
-        _mm512_maskz_fmadd_ps(nonzero, _mm512_permutexvar_ps(exponent, scale.raw), number.raw,
-                              _mm512_permutexvar_ps(exponent, offset.raw));
-    return VF{_mm512_mask_mov_ps(value, _mm512_cmpeq_epi32_mask(code.raw, top.raw),
-                                 hn::Set(d, 1.0f).raw)};
+    const VF place =
+        hn::MulAdd(number, hn::Set(d, kSlots<kSigned>.spread), hn::Set(d, kSlots<kSigned>.apart));
+    const __m512i exponent = hn::ShiftRight<23>(hn::BitCast(di, place)).raw;
+    return hn::MulAdd(number, VF{_mm512_permutexvar_ps(exponent, scale.raw)},
+                      VF{_mm512_permutexvar_ps(exponent, offset.raw)});
   }
 };
+
+// The larger of a and the magnitude of b, of which a is not negative.
+HWY_INLINE VF larger_magnitude(VF a, VF b) { return VF{_mm512_range_ps(a.raw, b.raw, 0b1011)}; }
 
 template <bool kSigned>
 struct Encoder {
   const DF d;
   const DI di;
-  const VI slot_low = hn::LoadU(di, kSlots<kSigned>.slot);
-  const VI slot_high = hn::LoadU(di, kSlots<kSigned>.slot + 16);
-  const VF next_low = hn::LoadU(d, kSlots<kSigned>.next);
-  const VF next_high = hn::LoadU(d, kSlots<kSigned>.next + 16);
+  const __m512i slot_low = _mm512_loadu_si512(kSlots<kSigned>.slot);
+  const __m512i slot_high = _mm512_loadu_si512(kSlots<kSigned>.slot + 16);
   const VF scale = hn::LoadU(d, kSlots<kSigned>.code_scale);
   const VF offset = hn::LoadU(d, kSlots<kSigned>.code_offset);
   const VF last = hn::LoadU(d, kSlots<kSigned>.last);
 
-  // The code nearest to a fraction from 0 to 1.
+  // The code nearest to a fraction from -1 to 1, or of unsigned numbers from 0.
   HWY_INLINE VI code(VF given) const {
-    const VF x = hn::Max(given, hn::Set(d, 0x1p-31f));
-    const __m512i exponent = hn::ShiftRight<23>(hn::BitCast(di, x)).raw;
-    const __m512 next = _mm512_permutex2var_ps(next_low.raw, exponent, next_high.raw);
-    const __m512i begin = _mm512_permutex2var_epi32(slot_low.raw, exponent, slot_high.raw);
-    const __m512i slot = _mm512_mask_add_epi32(begin, _mm512_cmp_ps_mask(x.raw, next, _CMP_GE_OQ),
-                                               begin, _mm512_set1_epi32(1));
+    const VF least = hn::Set(d, 0x1p-31f);
+    const VF x = kSigned ? larger_magnitude(given, least) : hn::Max(given, least);
+    const VI bits = hn::BitCast(di, x);
+    const __m512i exponent = hn::ShiftRight<23>(bits).raw;
+    const VI step = {_mm512_permutex2var_epi32(slot_low, exponent, slot_high)};
+    const __m512i slot = hn::ShiftRight<23>(hn::Add(bits, step)).raw;
     VF place = hn::MulAdd(x, VF{_mm512_permutexvar_ps(slot, scale.raw)},
                           VF{_mm512_permutexvar_ps(slot, offset.raw)});
     place = hn::Min(place, VF{_mm512_permutexvar_ps(slot, last.raw)});
-    if constexpr (!kSigned) {
-      // Below the first decade too the first code is nearest but for zero itself.
-      place = hn::Max(place, hn::Set(d, 1.0f));
-      place = hn::IfThenElseZero(hn::Gt(given, hn::Zero(d)), place);
+    if constexpr (kSigned) {
+      return VI{_mm512_cvttps_epi32(hn::CopySignToAbs(place, given).raw)};
+    } else {
+      const __mmask16 some = _mm512_cmp_ps_mask(given.raw, _mm512_setzero_ps(), _CMP_GT_OQ);
+      return VI{_mm512_maskz_cvttps_epi32(some, place.raw)};
     }
-    return VI{_mm512_cvttps_epi32(place.raw)};
   }
 };
 
@@ -101,6 +100,8 @@ struct Encoder {
 
 template <bool kSigned>
 inline constexpr DynamicEstimate kEstimate = make_dynamic_estimate(kMap<kSigned>);
+
+HWY_INLINE VF larger_magnitude(VF a, VF b) { return hn::Max(a, hn::Abs(b)); }
 
 // Entries of a table of eight; the lower three bits of an index count.
 HWY_INLINE __m256 look_up(VF table, __m256i index) {
@@ -136,8 +137,9 @@ struct Encoder {
   const VF scale = hn::LoadU(d, kMap<kSigned>.code_scale);
   const VF offset = hn::LoadU(d, kMap<kSigned>.code_offset);
 
-  // The code nearest to a fraction from 0 to 1.
-  HWY_INLINE VI code(VF x) const {
+  // The code nearest to a fraction from -1 to 1, or of unsigned numbers from 0.
+  HWY_INLINE VI code(VF given) const {
+    const VF x = kSigned ? hn::Abs(given) : given;
     constexpr const DynamicMap& map = kMap<kSigned>;
     const __m256i low = _mm256_set1_epi32(kEstimate<kSigned>.low);
     const __m256i factor = _mm256_set1_epi32(kEstimate<kSigned>.factor);
@@ -156,7 +158,10 @@ struct Encoder {
     const __m256i code = _mm256_sub_epi32(_mm256_cvttps_epi32(place.raw), top);
     const __m256i nonzero = reached(
         hn::Set(d, kSigned ? map.zero_threshold : std::numeric_limits<float>::denorm_min()));
-    return VI{_mm256_and_si256(code, nonzero)};
+    const __m256i magnitude = _mm256_and_si256(code, nonzero);
+    if constexpr (!kSigned) return VI{magnitude};
+    // Zero is not told apart from a code's sign: its code is zero.
+    return VI{_mm256_sign_epi32(magnitude, _mm256_castps_si256(given.raw))};
   }
 };
 
@@ -182,16 +187,7 @@ HWY_INLINE VF decode_vector(const Decoder<kSigned>& decoder, const uint8_t* code
 // One vector's numbers to codes; `inverse` is that of the block's scale.
 template <bool kSigned>
 HWY_INLINE VI codes_of(const Encoder<kSigned>& encoder, VF value, VF inverse) {
-  const VI code = encoder.code(hn::Mul(kSigned ? hn::Abs(value) : value, inverse));
-  if constexpr (!kSigned) return code;
-#if HWY_TARGET == HWY_AVX2
-  // Zero is not told apart from a code's sign: its code is zero.
-  return VI{_mm256_sign_epi32(code.raw, _mm256_castps_si256(value.raw))};
-#else
-  const DI di;
-  return hn::IfThenElse(hn::RebindMask(di, hn::Lt(value, hn::Zero(DF()))),
-                        hn::Sub(hn::Zero(di), code), code);
-#endif
+  return encoder.code(hn::Mul(value, inverse));
 }
 
 // Codes of so many numbers, which are whole vectors.
@@ -204,8 +200,16 @@ HWY_INLINE void encode_vectors(VF inverse, const float* values, int64_t n, uint8
   const auto at = [&](int64_t i)
                       DS_SIMD_BODY { return codes_of(encoder, hn::LoadU(d, values + i), inverse); };
   int64_t i = 0;
-#if HWY_TARGET == HWY_AVX2
+#if HWY_TARGET <= HWY_AVX3
   // Four vectors to one of bytes, whose groups of four come out lane by lane.
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  for (; i + 64 <= n; i += 64) {
+    const __m512i low = _mm512_packs_epi32(at(i).raw, at(i + 16).raw);
+    const __m512i high = _mm512_packs_epi32(at(i + 32).raw, at(i + 48).raw);
+    const __m512i bytes = kSigned ? _mm512_packs_epi16(low, high) : _mm512_packus_epi16(low, high);
+    _mm512_storeu_si512(codes + i, _mm512_permutexvar_epi32(order, bytes));
+  }
+#elif HWY_TARGET == HWY_AVX2
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   for (; i + 32 <= n; i += 32) {
     const __m256i low = _mm256_packs_epi32(at(i).raw, at(i + 8).raw);

@@ -37,17 +37,17 @@ struct Adam : Rule {
   template <class A, class N = typename A::Number>
   static DS_RULE void apply(const A& a, N grad, N& p, N& m, N& v) {
     update_moments(a, grad, p, m, v);
-    p = next(a, p, m, v);
+    p = moved(a, p, step(a, m, v));
   }
-  // The two halves of it.
+  // What comes before weights move.
   template <class A, class N = typename A::Number>
   static DS_RULE void update_moments(const A& a, N grad, N p, N& m, N& v) {
     moments(a, decayed_gradient(a, grad, p), m, v);
   }
   template <class A, class N = typename A::Number>
-  static DS_RULE N next(const A& a, N p, N m, N v) {
+  static DS_RULE N step(const A& a, N m, N v) {
     const N root = a.fma(a.sqrt(v), a.root_scale, a.eps);
-    return moved(a, p, a.over(a.mul(a.step_size, m), root));
+    return a.over(a.mul(a.step_size, m), root);
   }
   static void set_constants(const UpdateHyper& hyper, UpdateConstants& c) {
     c.root_scale = static_cast<float>(1 / std::sqrt(bias_correction(hyper, hyper.beta2)));

@@ -32,7 +32,7 @@ constexpr int64_t kBlock = 1024;
 static_assert(kBlock % kStateBlock == 0 && kUpdateChunk % kBlock == 0);
 
 // Updates wait for memory, and a rule is so long that few vectors are under way at once. From 256
-// to 1,024 elements ahead were alike; 8-bit states, which wait for arithmetic, gained nothing.
+// to 1,024 elements ahead were alike.
 template <class T>
 HWY_INLINE void fetch_ahead(const T* p) {
   constexpr uintptr_t kElements = 512;
@@ -378,10 +378,28 @@ struct CodedMoments {
   float mean_scale, square_scale;
 };
 
-// Whether weights move in a loop of their own: all of an element's update is a chain of some 90
-// cycles, which processors with AVX2 see too few elements ahead to hide. With the vectors of
-// AVX-512 it changes nothing.
-constexpr bool kWeightsApart = HWY_TARGET > HWY_AVX3;
+// All of an element's update is a chain of some 90 cycles, which processors see too few elements
+// ahead to hide: so the loop is cut, with AVX-512 once more where only the step is known.
+constexpr bool kStepsApart = HWY_TARGET <= HWY_AVX3;
+
+// Moves the weights of the block at `at` by its moments.
+template <class Master>
+HWY_INLINE void move_weights(const rules::Lanes& a, int64_t at, const Master& master,
+                             const CodedMoments& moments) {
+  const DF d;
+  HWY_ALIGN float steps[kStateBlock];
+  const auto step = [&](int64_t i) DS_SIMD_BODY {
+    return rules::Adam::step(a, hn::Load(d, moments.means + i), hn::Load(d, moments.squares + i));
+  };
+  if constexpr (kStepsApart) {
+    for (int64_t i = 0; i < kStateBlock; i += simd::lanes()) hn::Store(step(i), d, steps + i);
+  }
+  for (int64_t i = 0; i < kStateBlock; i += simd::lanes()) {
+    const VF p = master.get(d, at + i, simd::AllLanes());
+    const VF by = kStepsApart ? hn::Load(d, steps + i) : step(i);
+    master.set(d, at + i, simd::AllLanes(), rules::moved(a, p, by));
+  }
+}
 
 // The first pass over one block, which begins at element `at`.
 template <class Grad, class Master>
@@ -397,28 +415,18 @@ HWY_INLINE void coded_adam_block(const rules::Lanes& a, int64_t at, const Grad* 
   const VF square_scale = hn::Set(d, states[1].scales[at / kStateBlock]);
   VF most_mean = hn::Zero(d), most_square = most_mean;
   for (int64_t i = 0; i < kStateBlock; i += simd::lanes()) {
-    VF p = master.get(d, at + i, simd::AllLanes());
+    master.fetch_from(at + i);
+    fetch_ahead(grad + at + i);
+    const VF p = master.get(d, at + i, simd::AllLanes());
     VF m = quantize8::decode_vector(mean_decoder, mean_codes + i, mean_scale);
     VF v = quantize8::decode_vector(square_decoder, square_codes + i, square_scale);
-    const VF g = simd::load(d, grad + at + i);
-    if constexpr (kWeightsApart) {
-      rules::Adam::update_moments(a, g, p, m, v);
-    } else {
-      rules::Adam::apply(a, g, p, m, v);
-      master.set(d, at + i, simd::AllLanes(), p);
-    }
+    rules::Adam::update_moments(a, simd::load(d, grad + at + i), p, m, v);
     hn::Store(m, d, moments.means + i);
     hn::Store(v, d, moments.squares + i);
-    most_mean = hn::Max(most_mean, hn::Abs(m));
-    most_square = hn::Max(most_square, hn::Abs(v));
+    most_mean = quantize8::larger_magnitude(most_mean, m);
+    most_square = hn::Max(most_square, v);
   }
-  if constexpr (kWeightsApart) {
-    for (int64_t i = 0; i < kStateBlock; i += simd::lanes()) {
-      const VF p = master.get(d, at + i, simd::AllLanes());
-      const VF m = hn::Load(d, moments.means + i), v = hn::Load(d, moments.squares + i);
-      master.set(d, at + i, simd::AllLanes(), rules::Adam::next(a, p, m, v));
-    }
-  }
+  move_weights(a, at, master, moments);
   moments.mean_scale = quantize8::scale_of(simd::max_of_lanes(d, most_mean));
   moments.square_scale = quantize8::scale_of(simd::max_of_lanes(d, most_square));
 }

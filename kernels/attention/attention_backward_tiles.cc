@@ -5,10 +5,10 @@
 #include <limits>
 
 #include "base/thread_pool.h"
-#include "kernels/attention/amx.h"
 #include "kernels/attention/attention.h"
 #include "kernels/attention/cover.h"
 #include "kernels/attention/scratch.h"
+#include "kernels/attention/tile_products.h"
 #include "kernels/cpu.h"
 
 #pragma GCC push_options
@@ -17,10 +17,10 @@
 namespace ds::kernels {
 namespace {
 
-using amx::kResult;
-using amx::kSide;
-using amx::kTerms;
-using amx::kTile;
+using tile::kResult;
+using tile::kSide;
+using tile::kTerms;
+using tile::kTile;
 
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -30,6 +30,7 @@ static_assert(kBlock == kUnit);
 // Every item belongs to one (batch, kv head) and sums dk and dv over its part of the (query head,
 // stretch of queries) pairs; with enough heads there is one part.
 struct Plan {
+  TileUnit unit = tile_unit();
   int64_t dim;        // padded size of heads, the larger of keys' and values'
   int64_t group;      // query heads of a kv head
   int64_t stretch;    // queries packed at once, a multiple of kBlock
@@ -60,7 +61,7 @@ struct Plan {
 // Of one thread.
 template <class T>
 struct Buffers {
-  static constexpr int64_t kN = amx::kParts<T>;
+  static constexpr int64_t kN = tile::kParts<T>;
   // Of a stretch: q and dout as right tiles whose terms are channels, and whose terms are queries.
   uint16_t *q_right, *dout_right, *q_pairs, *dout_pairs;
   float *lse, *dots;  // in units of log 2, and d out . out
@@ -121,13 +122,13 @@ void load_stretch(const AttentionBackward<T>& call, const Plan& plan, int64_t b,
   const AttentionProblem& p = call.p;
   const int64_t padded = round_up(count, kBlock);
   // The sign of the scale is q's, so that the factor of the scores is positive.
-  const amx::Rows<T> q{
+  const tile::Rows<T> q{
       {call.q.at(b, first, h), call.q.token}, count, p.head_dim, nullptr, p.scale < 0};
-  const amx::Rows<T> dout{{call.g.dout.at(b, first, h), call.g.dout.token}, count, p.value_size()};
-  amx::pack_right(q, padded, plan.dim, to.q_right);
-  amx::pack_pairs(q, padded, plan.dim, to.q_pairs);
-  amx::pack_right(dout, padded, plan.dim, to.dout_right);
-  amx::pack_pairs(dout, padded, plan.dim, to.dout_pairs);
+  const tile::Rows<T> dout{{call.g.dout.at(b, first, h), call.g.dout.token}, count, p.value_size()};
+  tile::pack_right(q, padded, plan.dim, to.q_right);
+  tile::pack_pairs(q, padded, plan.dim, to.q_pairs);
+  tile::pack_right(dout, padded, plan.dim, to.dout_right);
+  tile::pack_pairs(dout, padded, plan.dim, to.dout_pairs);
   const float* lse = call.g.lse + (b * p.heads + h) * p.queries + first;
   for (int64_t i = 0; i < padded; ++i) {
     // A query that sees nothing must get weights of 0, not exp(-inf + inf).
@@ -143,22 +144,22 @@ void load_stretch(const AttentionBackward<T>& call, const Plan& plan, int64_t b,
 template <class T>
 void load_keys(const AttentionBackward<T>& call, const Plan& plan, int64_t b, int64_t kv_head,
                int64_t first, const Buffers<T>& to) {
-  constexpr int64_t kN = amx::kParts<T>;
+  constexpr int64_t kN = tile::kParts<T>;
   const AttentionProblem& p = call.p;
   const int64_t count = std::min(kBlock, p.keys - first);
   const uint8_t* mask = tile_mask(p, b, first);
-  const amx::Rows<T> k{{call.k.at(b, first, kv_head), call.k.token}, count, p.head_dim, mask};
-  const amx::Rows<T> v{{call.v.at(b, first, kv_head), call.v.token}, count, p.value_size(), mask};
-  amx::pack_left(k, kBlock, plan.dim, to.k_left);
-  amx::pack_left(v, kBlock, plan.dim, to.v_left);
+  const tile::Rows<T> k{{call.k.at(b, first, kv_head), call.k.token}, count, p.head_dim, mask};
+  const tile::Rows<T> v{{call.v.at(b, first, kv_head), call.v.token}, count, p.value_size(), mask};
+  tile::pack_left(k, kBlock, plan.dim, to.k_left);
+  tile::pack_left(v, kBlock, plan.dim, to.v_left);
   // Pairs of keys by channel, transposed, are channels by keys.
-  amx::pack_pairs(k, kBlock, plan.dim, to.k_pairs);
+  tile::pack_pairs(k, kBlock, plan.dim, to.k_pairs);
   const int64_t across = plan.dim / kSide, steps = kBlock / kTerms;
   for (int64_t d = 0; d < across; ++d) {
     for (int64_t s = 0; s < steps; ++s) {
       for (int64_t i = 0; i < kN; ++i) {
-        amx::transpose_tile(to.k_pairs + ((s * across + d) * kN + i) * kTile,
-                            to.k_transposed + ((d * steps + s) * kN + i) * kTile);
+        tile::transpose_tile(to.k_pairs + ((s * across + d) * kN + i) * kTile,
+                             to.k_transposed + ((d * steps + s) * kN + i) * kTile);
       }
     }
   }
@@ -166,15 +167,22 @@ void load_keys(const AttentionBackward<T>& call, const Plan& plan, int64_t b, in
 
 // Scores of 32 keys against 32 queries.
 template <class T>
-void score(const uint16_t* keys, const uint16_t* queries, int64_t dim, float* scores) {
-  constexpr int64_t kN = amx::kParts<T>, kStep = kN * kTile;
+void score(TileUnit unit, const uint16_t* keys, const uint16_t* queries, int64_t dim,
+           float* scores) {
+  constexpr int64_t kN = tile::kParts<T>, kStep = kN * kTile;
   const int64_t steps = dim / kTerms;
-  amx::zero_sums();
-  for (int64_t s = 0; s < steps; ++s) {
-    amx::add_products<kN>(keys + s * kStep, keys + (steps + s) * kStep, queries + s * kStep,
-                          queries + (steps + s) * kStep);
-  }
-  amx::store_sums(scores, scores + kResult, scores + 2 * kResult, scores + 3 * kResult);
+  tile::multiply<kN>(unit, {.left = keys,
+                            .right = queries,
+                            .sums = scores,
+                            .left_lower = steps * kStep,
+                            .left_step = kStep,
+                            .left_part = kTile,
+                            .right_column = steps * kStep,
+                            .right_step = kStep,
+                            .sums_column = kResult,
+                            .sums_lower = 2 * kResult,
+                            .steps = steps,
+                            .count = 1});
 }
 
 // What a block hides, and what dropout keeps: a word of queries per key.
@@ -204,15 +212,15 @@ template <class T, bool kHide, bool kDrop>
 void gradient_of_scores(const BlockBits& bits, int64_t first_key, int64_t first_query, float factor,
                         float keep_scale, const ScoreGradients& call) {
   const auto [lse, dots, scores, dscores, weights, dleft, dright] = call;
-  constexpr int kN = amx::kParts<T>;
+  constexpr int kN = tile::kParts<T>;
   const __m512 scale = _mm512_set1_ps(factor), keep = _mm512_set1_ps(keep_scale);
   const __m512 lse0 = _mm512_load_ps(lse), lse1 = _mm512_load_ps(lse + kSide);
   const __m512 dots0 = _mm512_load_ps(dots), dots1 = _mm512_load_ps(dots + kSide);
   __m512i part[kN], even[kN];
   for (int64_t row = 0; row < 32; ++row) {
     const int64_t at = row / kSide * 2 * kResult + row % kSide * kSide;
-    __m512 p0 = amx::exp2<kN>(_mm512_fmsub_ps(_mm512_load_ps(scores + at), scale, lse0));
-    __m512 p1 = amx::exp2<kN>(_mm512_fmsub_ps(_mm512_load_ps(scores + at + kResult), scale, lse1));
+    __m512 p0 = tile::exp2<kN>(_mm512_fmsub_ps(_mm512_load_ps(scores + at), scale, lse0));
+    __m512 p1 = tile::exp2<kN>(_mm512_fmsub_ps(_mm512_load_ps(scores + at + kResult), scale, lse1));
     __m512 d0 = _mm512_load_ps(dscores + at), d1 = _mm512_load_ps(dscores + at + kResult);
     if constexpr (kHide) {
       const uint64_t word = bits.visible[first_key + row] >> first_query;
@@ -231,10 +239,10 @@ void gradient_of_scores(const BlockBits& bits, int64_t first_key, int64_t first_
     }
     // Left tiles lie [key / 16][query / 32] in a block.
     const int64_t to = row / kSide * 2 * kN * kTile + row % kSide * kTerms;
-    amx::split<kN>(w0, w1, part);
+    tile::split<kN>(w0, w1, part);
     for (int i = 0; i < kN; ++i) _mm512_store_si512(weights + to + i * kTile, part[i]);
-    amx::split<kN>(_mm512_mul_ps(p0, _mm512_sub_ps(d0, dots0)),
-                   _mm512_mul_ps(p1, _mm512_sub_ps(d1, dots1)), part);
+    tile::split<kN>(_mm512_mul_ps(p0, _mm512_sub_ps(d0, dots0)),
+                    _mm512_mul_ps(p1, _mm512_sub_ps(d1, dots1)), part);
     for (int i = 0; i < kN; ++i) {
       _mm512_store_si512(dleft + to + i * kTile, part[i]);
       if (row % 2 == 0) {
@@ -253,48 +261,60 @@ int64_t column_query(int64_t column) {
   return column % kSide / 4 * 8 + column / kSide * 4 + column % 4;
 }
 
+// The halves of a block that are live.
+struct LiveHalves {
+  explicit LiveHalves(bool lower, bool upper) : first(lower ? 0 : 1), count(lower + upper) {}
+  int64_t first, count;
+};
+
 // sums[key][channel] += sum over queries of left[key][query] * right[query][channel].
 template <class T>
-void add_over_queries(const BlockBits& bits, const uint16_t* left, const uint16_t* right,
-                      int64_t dim, float* sums) {
-  constexpr int64_t kN = amx::kParts<T>, kStep = kN * kTile;
+void add_over_queries(TileUnit unit, const BlockBits& bits, const uint16_t* left,
+                      const uint16_t* right, int64_t dim, float* sums) {
+  constexpr int64_t kN = tile::kParts<T>, kStep = kN * kTile;
   const int64_t across = dim / kSide;
   for (int64_t k = 0; k < 2; ++k) {
-    if (!bits.live[k][0] && !bits.live[k][1]) continue;
-    for (int64_t n = 0; n < across; n += 2) {
-      float* upper = sums + (2 * k * across + n) * kResult;
-      float* lower = upper + across * kResult;
-      amx::load_sums(upper, upper + kResult, lower, lower + kResult);
-      for (int64_t s = 0; s < 2; ++s) {
-        if (!bits.live[k][s]) continue;
-        const uint16_t* a = left + (4 * k + s) * kStep;
-        const uint16_t* from = right + (s * across + n) * kStep;
-        amx::add_products<kN>(a, a + 2 * kStep, from, from + kStep);
-      }
-      amx::store_sums(upper, upper + kResult, lower, lower + kResult);
-    }
+    const LiveHalves live(bits.live[k][0], bits.live[k][1]);
+    if (live.count == 0) continue;
+    tile::multiply<kN>(unit, {.left = left + (4 * k + live.first) * kStep,
+                              .right = right + live.first * across * kStep,
+                              .sums = sums + 2 * k * across * kResult,
+                              .left_lower = 2 * kStep,
+                              .left_step = kStep,
+                              .left_part = kTile,
+                              .right_column = kStep,
+                              .right_step = across * kStep,
+                              .sums_column = kResult,
+                              .sums_lower = across * kResult,
+                              .steps = live.count,
+                              .count = across / 2,
+                              .add = true});
   }
 }
 
 // sums[channel][query] += sum over keys of left[channel][key] * right[key][query].
 template <class T>
-void add_over_keys(const BlockBits& bits, const uint16_t* left, const uint16_t* right, int64_t dim,
-                   float* sums) {
-  constexpr int64_t kN = amx::kParts<T>, kStep = kN * kTile;
+void add_over_keys(TileUnit unit, const BlockBits& bits, const uint16_t* left,
+                   const uint16_t* right, int64_t dim, float* sums) {
+  constexpr int64_t kN = tile::kParts<T>, kStep = kN * kTile;
   const int64_t across = dim / kSide;
   for (int64_t q = 0; q < 2; ++q) {
-    if (!bits.live[0][q] && !bits.live[1][q]) continue;
+    const LiveHalves live(bits.live[0][q], bits.live[1][q]);
+    if (live.count == 0) continue;
     for (int64_t n = 0; n < across; n += 2) {
-      float* first = sums + (2 * q * across + n) * kResult;
-      float* second = first + across * kResult;
-      amx::load_sums(first, second, first + kResult, second + kResult);
-      for (int64_t s = 0; s < 2; ++s) {
-        if (!bits.live[s][q]) continue;
-        const uint16_t* a = left + (2 * n + s) * kStep;
-        const uint16_t* from = right + (4 * s + 2 * q) * kStep;
-        amx::add_products<kN>(a, a + 2 * kStep, from, from + kStep);
-      }
-      amx::store_sums(first, second, first + kResult, second + kResult);
+      tile::multiply<kN>(unit, {.left = left + (2 * n + live.first) * kStep,
+                                .right = right + (4 * live.first + 2 * q) * kStep,
+                                .sums = sums + (2 * q * across + n) * kResult,
+                                .left_lower = 2 * kStep,
+                                .left_step = kStep,
+                                .left_part = kTile,
+                                .right_column = kStep,
+                                .right_step = 4 * kStep,
+                                .sums_column = across * kResult,
+                                .sums_lower = kResult,
+                                .steps = live.count,
+                                .count = 1,
+                                .add = true});
     }
   }
 }
@@ -303,7 +323,7 @@ void add_over_keys(const BlockBits& bits, const uint16_t* left, const uint16_t* 
 template <class T>
 void block(const AttentionBackward<T>& call, const Plan& plan, const Buffers<T>& buffers,
            const BlockBits& bits, int64_t offset, float* dk_sums, float* dv_sums) {
-  constexpr int64_t kN = amx::kParts<T>;
+  constexpr int64_t kN = tile::kParts<T>;
   const AttentionProblem& p = call.p;
   const float factor = std::max(std::abs(p.scale) * kLog2E, 1e-30f);
   const float keep_scale = static_cast<float>(1 / (1 - p.dropout));
@@ -314,10 +334,10 @@ void block(const AttentionBackward<T>& call, const Plan& plan, const Buffers<T>&
   for (int64_t k = 0; k < 2; ++k) {
     for (int64_t q = 0; q < 2; ++q) {
       if (!bits.live[k][q]) continue;
-      score<T>(buffers.k_left + k * half, buffers.q_right + packed + q * half, plan.dim,
+      score<T>(plan.unit, buffers.k_left + k * half, buffers.q_right + packed + q * half, plan.dim,
                buffers.scores);
-      score<T>(buffers.v_left + k * half, buffers.dout_right + packed + q * half, plan.dim,
-               buffers.dscores);
+      score<T>(plan.unit, buffers.v_left + k * half, buffers.dout_right + packed + q * half,
+               plan.dim, buffers.dscores);
       const int64_t left = (4 * k + q) * kN * kTile, right = (4 * k + 2 * q) * kN * kTile;
       const int64_t first = offset + q * kTerms;
       soft(bits, k * kTerms, q * kTerms, factor, keep_scale,
@@ -330,9 +350,10 @@ void block(const AttentionBackward<T>& call, const Plan& plan, const Buffers<T>&
             .dright = buffers.dright + right});
     }
   }
-  add_over_queries<T>(bits, buffers.weights, buffers.dout_pairs + packed, plan.dim, dv_sums);
-  add_over_queries<T>(bits, buffers.dleft, buffers.q_pairs + packed, plan.dim, dk_sums);
-  add_over_keys<T>(bits, buffers.k_transposed, buffers.dright, plan.dim,
+  add_over_queries<T>(plan.unit, bits, buffers.weights, buffers.dout_pairs + packed, plan.dim,
+                      dv_sums);
+  add_over_queries<T>(plan.unit, bits, buffers.dleft, buffers.q_pairs + packed, plan.dim, dk_sums);
+  add_over_keys<T>(plan.unit, bits, buffers.k_transposed, buffers.dright, plan.dim,
                    buffers.dq + offset * plan.dim);
 }
 
@@ -352,8 +373,8 @@ void store_results(const float* from, int64_t rows, int64_t dim, int64_t head_di
     const float* at = from + row / kSide * kSide * dim + row % kSide * kSide;
     T* target = to.view.at(to.b, to.first + row, to.h);
     for (int64_t d = 0; d < head_dim; d += 32, at += 2 * kResult) {
-      amx::store_row(_mm512_mul_ps(_mm512_load_ps(at), by),
-                     _mm512_mul_ps(_mm512_load_ps(at + kResult), by), head_dim - d, target + d);
+      tile::store_row(_mm512_mul_ps(_mm512_load_ps(at), by),
+                      _mm512_mul_ps(_mm512_load_ps(at + kResult), by), head_dim - d, target + d);
     }
   }
 }
@@ -367,7 +388,7 @@ void store_queries(const AttentionBackward<T>& call, const Plan& plan, int64_t b
   for (int64_t tile = 0; tile < divide_up(count, kTerms) * 2; ++tile) {
     float* results = buffers.dq + tile * across * kResult;
     for (int64_t n = 0; n < across; ++n) {
-      amx::transpose_tile(results + n * kResult, results + n * kResult);
+      tile::transpose_tile(results + n * kResult, results + n * kResult);
     }
     for (int64_t r = 0; r < kSide; ++r) {
       const int64_t query = tile / 2 * kTerms + column_query(tile % 2 * kSide + r);
@@ -375,9 +396,9 @@ void store_queries(const AttentionBackward<T>& call, const Plan& plan, int64_t b
       T* target = call.g.dq.at(b, first + query, h);
       const float* at = results + r * kSide;
       for (int64_t d = 0; d < call.p.head_dim; d += 32, at += 2 * kResult) {
-        amx::store_row(_mm512_mul_ps(_mm512_load_ps(at), by),
-                       _mm512_mul_ps(_mm512_load_ps(at + kResult), by), call.p.head_dim - d,
-                       target + d);
+        tile::store_row(_mm512_mul_ps(_mm512_load_ps(at), by),
+                        _mm512_mul_ps(_mm512_load_ps(at + kResult), by), call.p.head_dim - d,
+                        target + d);
       }
     }
   }
@@ -473,7 +494,7 @@ void backward_tiles(ThreadPool& pool, const AttentionBackward<T>& call) {
   const SegmentRange* ranges = fill_segment_ranges(
       p, all_sums + (plan.parts == 1 ? pool.threads() : plan.items) * plan.sums);
   run_with_slots(pool, plan.items, [&](int64_t item, int64_t slot) {
-    const AmxTiles tiles;
+    const tile::Session session(plan.unit);
     const int64_t kv_item = item / plan.parts, part = item % plan.parts;
     const int64_t b = kv_item / p.kv_heads, kv_head = kv_item % p.kv_heads;
     float* sums = all_sums + (plan.parts == 1 ? slot : item) * plan.sums;

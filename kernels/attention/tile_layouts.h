@@ -1,6 +1,6 @@
-// Products of bf16 tiles (AMX) for attention, and the layouts that they read. Included only by
-// files whose functions run where tile_paths() of tiles.h says so; everything below the includes is
-// compiled for AVX-512 with its bf16 conversions.
+// Layouts of bf16 tiles for attention, and what works on their rows. Included only by files whose
+// functions run where tile_unit() of tiles.h says so; everything below the includes is compiled for
+// AVX-512 with its bf16 conversions.
 //
 // bf16 values are one part. fp32 values are three: the upper 8 significant bits, the next 8 and the
 // last 8, an exact sum; a product of two such numbers takes the six largest of its nine partial
@@ -18,13 +18,12 @@
 #include <type_traits>
 
 #include "base/bfloat16.h"
-#include "kernels/amx_tiles.h"
 #include "kernels/avx512_words.h"
 
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
 
-namespace ds::kernels::amx {
+namespace ds::kernels::tile {
 
 inline constexpr int64_t kSide = 16;         // rows of a tile, columns of a result
 inline constexpr int64_t kTerms = 32;        // terms of one product
@@ -33,167 +32,6 @@ inline constexpr int64_t kResult = 16 * 16;  // fp32 elements of a tile
 
 template <class T>
 inline constexpr int kParts = std::is_same_v<T, float> ? 3 : 1;
-
-// ---- products of tiles ----
-
-inline void load_sums(const float* c00, const float* c01, const float* c10, const float* c11) {
-  load<0>(c00);
-  load<1>(c01);
-  load<2>(c10);
-  load<3>(c11);
-}
-inline void store_sums(float* c00, float* c01, float* c10, float* c11) {
-  store<0>(c00);
-  store<1>(c01);
-  store<2>(c10);
-  store<3>(c11);
-}
-
-// Left tiles have rows `stride` bytes apart.
-inline void load_left(const uint16_t* upper, const uint16_t* lower, int64_t stride = 64) {
-  load<4>(upper, stride);
-  load<5>(lower, stride);
-}
-// Right ones of one part are read once, and leave the first-level cache to the rest.
-template <int kNumber>
-inline void load_right(const uint16_t* first, const uint16_t* second) {
-  load_kept<6, kNumber != 1>(first, 64);
-  load_kept<7, kNumber != 1>(second, 64);
-}
-inline void add_loaded() {
-  BFloat16Product::add<0, 4, 6>();
-  BFloat16Product::add<1, 4, 7>();
-  BFloat16Product::add<2, 5, 6>();
-  BFloat16Product::add<3, 5, 7>();
-}
-
-// The part of either operand in each partial product: one changes at a time, and the largest
-// product comes last.
-template <int kNumber>
-struct Partial {
-  static constexpr int kCount = kNumber == 1 ? 1 : 6;
-  static constexpr int kLeft[6] = {2, 1, 1, 0, 0, 0}, kRight[6] = {0, 0, 1, 1, 2, 0};
-  static constexpr int left(int i) { return kNumber == 1 ? 0 : kLeft[i]; }
-  static constexpr int right(int i) { return kNumber == 1 ? 0 : kRight[i]; }
-  static constexpr bool new_left(int i) { return i == 0 || left(i) != left(i - 1); }
-  static constexpr bool new_right(int i) { return i == 0 || right(i) != right(i - 1); }
-};
-
-// Adds two left tiles times two right tiles, each with its parts in a row.
-template <int kNumber>
-inline void add_products(const uint16_t* a0, const uint16_t* a1, const uint16_t* b0,
-                         const uint16_t* b1) {
-  using Each = Partial<kNumber>;
-#pragma GCC unroll 6
-  for (int i = 0; i < Each::kCount; ++i) {
-    const int64_t a = Each::left(i) * kTile, b = Each::right(i) * kTile;
-    if (Each::new_left(i)) load_left(a0 + a, a1 + a);
-    if (Each::new_right(i)) load_right<kNumber>(b0 + b, b1 + b);
-    add_loaded();
-  }
-}
-
-// A row of 2 x 2 results, computed a partial product at a time, so that callers can do other work
-// in between that leaves the tiles alone. Distances are in elements of their type unless they say
-// bytes.
-template <int kNumber>
-struct Products {
-  const uint16_t *left = nullptr, *right = nullptr;
-  float* sums = nullptr;
-  int64_t left_lower = 0, left_step = 0, left_part = 0, left_stride = 64;  // stride in bytes
-  int64_t right_column = 0, right_step = 0;                                // columns of kSide
-  int64_t sums_column = 0, sums_lower = 0, sums_stride = 64;               // stride in bytes
-  int64_t steps = 0, count = 0;  // products per result, results
-  bool add = false;              // to what sums hold
-
-  bool done() const { return count == 0; }
-  int64_t left_over() const {
-    return count == 0 ? 0 : (count * steps - step_) * Partial<kNumber>::kCount - part_;
-  }
-
-  void advance() {
-    using Each = Partial<kNumber>;
-    if (step_ == 0 && part_ == 0) begin();
-    const uint16_t* a = left + step_ * left_step + Each::left(part_) * left_part;
-    const uint16_t* b = right + step_ * right_step + Each::right(part_) * kTile;
-    if (Each::new_left(part_)) load_left(a, a + left_lower, left_stride);
-    if (Each::new_right(part_)) load_right<kNumber>(b, b + right_column);
-    add_loaded();
-    if (++part_ < Each::kCount) return;
-    part_ = 0;
-    if (++step_ < steps) return;
-    step_ = 0;
-    end();
-  }
-  void finish() {
-    if constexpr (kNumber == 1) {
-      while (step_ > 0) advance();
-      if (steps == 2) return finish_two_steps();
-      for (; count > 0; end()) {
-        begin();
-        for (int64_t step = 0; step < steps; ++step) {
-          const uint16_t* a = left + step * left_step;
-          const uint16_t* b = right + step * right_step;
-          load_left(a, a + left_lower, left_stride);
-          load_right<kNumber>(b, b + right_column);
-          add_loaded();
-        }
-      }
-    } else {
-      while (!done()) advance();
-    }
-  }
-
- private:
-  void begin() const {
-    if (!add) return zero_sums();
-    const float* lower = sums + sums_lower;
-    load<0>(sums, sums_stride);
-    load<1>(sums + sums_column, sums_stride);
-    load<2>(lower, sums_stride);
-    load<3>(lower + sums_column, sums_stride);
-  }
-  void end() {
-    float* lower = sums + sums_lower;
-    store<0>(sums, sums_stride);
-    store<1>(sums + sums_column, sums_stride);
-    store<2>(lower, sums_stride);
-    store<3>(lower + sums_column, sums_stride);
-    right += 2 * right_column;
-    sums += 2 * sums_column;
-    --count;
-  }
-  // The four left tiles stay in registers: three tiles are loaded where the other way loads four.
-  void finish_two_steps() {
-    load<4>(left, left_stride);
-    load<5>(left + left_step, left_stride);
-    load<6>(left + left_lower, left_stride);
-    load<7>(left + left_lower + left_step, left_stride);
-    for (int64_t column = 0; column < 2 * count; ++column) {
-      const uint16_t* b = right + column * right_column;
-      float* const upper = sums + column * sums_column;
-      float* const lower = upper + sums_lower;
-      if (add) {
-        load<0>(upper, sums_stride);
-        load<1>(lower, sums_stride);
-      } else {
-        zero<0>();
-        zero<1>();
-      }
-      load_once<2>(b);
-      load_once<3>(b + right_step);
-      BFloat16Product::add<0, 4, 2>();
-      BFloat16Product::add<1, 6, 2>();
-      BFloat16Product::add<0, 5, 3>();
-      BFloat16Product::add<1, 7, 3>();
-      store<0>(upper, sums_stride);
-      store<1>(lower, sums_stride);
-    }
-    count = 0;
-  }
-  int part_ = 0;
-  int64_t step_ = 0;
-};
 
 // ---- rows of 32 bf16 elements ----
 
@@ -428,6 +266,6 @@ inline void store_row(__m512 low, __m512 high, int64_t n, float* to) {
   _mm512_mask_storeu_ps(to + 16, static_cast<__mmask16>(bits >> 16), high);
 }
 
-}  // namespace ds::kernels::amx
+}  // namespace ds::kernels::tile
 
 #pragma GCC pop_options

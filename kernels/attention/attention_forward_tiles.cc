@@ -5,12 +5,12 @@
 #include <limits>
 
 #include "base/thread_pool.h"
-#include "kernels/attention/amx.h"
 #include "kernels/attention/attention.h"
 #include "kernels/attention/cover.h"
 #include "kernels/attention/key_runs.h"
 #include "kernels/attention/rows_ahead.h"
 #include "kernels/attention/scratch.h"
+#include "kernels/attention/tile_products.h"
 #include "kernels/cpu.h"
 
 #pragma GCC push_options
@@ -19,10 +19,10 @@
 namespace ds::kernels {
 namespace {
 
-using amx::kResult;
-using amx::kSide;
-using amx::kTerms;
-using amx::kTile;
+using tile::kResult;
+using tile::kSide;
+using tile::kTerms;
+using tile::kTile;
 
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr float kLn2 = 0.693147180559945309f;
@@ -34,7 +34,7 @@ static_assert(kPanel == kUnit);
 // Whether tile products run between the exponentials. Measured: the six partial products of fp32
 // hide them, one product does not, where a change between the units costs more.
 template <class T>
-constexpr bool kMixed = amx::kParts<T> > 1;
+constexpr bool kMixed = tile::kParts<T> > 1;
 // Panels whose scores and weights are kept at once.
 template <class T>
 constexpr int64_t kTurns = kMixed<T> ? 2 : 1;
@@ -44,6 +44,7 @@ constexpr int64_t kTurns = kMixed<T> ? 2 : 1;
 constexpr float kSlack = 8;
 
 struct Plan {
+  TileUnit unit = tile_unit();
   int64_t dim;     // padded size of heads, the larger of keys' and values'
   int64_t group;   // query heads of a kv head
   int64_t range;   // queries of an item, a multiple of kBlock
@@ -91,7 +92,7 @@ struct BlockRows {
 // Of one thread.
 template <class T>
 struct Buffers {
-  static constexpr int64_t kN = amx::kParts<T>;
+  static constexpr int64_t kN = tile::kParts<T>;
   uint16_t *keys, *values, *queries, *weights;
   float *scores, *sums, *tops, *out;
   int64_t bytes;
@@ -121,8 +122,8 @@ struct Buffers {
 // Scores of a block against `width` packed keys, rows of kPanel.
 template <class T>
 void score(const uint16_t* queries, const uint16_t* keys, int64_t dim, int64_t width, float* scores,
-           amx::Products<amx::kParts<T>>& job) {
-  constexpr int64_t kN = amx::kParts<T>, kStep = kN * kTile;
+           tile::Products<tile::kParts<T>>& job) {
+  constexpr int64_t kN = tile::kParts<T>, kStep = kN * kTile;
   const int64_t steps = dim / kTerms;
   job.left = queries;
   job.left_lower = steps * kStep;
@@ -141,13 +142,13 @@ void score(const uint16_t* queries, const uint16_t* keys, int64_t dim, int64_t w
 
 // Weights lie in rows of kPanel: [query][key / 32][part][key % 32].
 template <class T>
-constexpr int64_t kWeightRow = kPanel* amx::kParts<T>;
+constexpr int64_t kWeightRow = kPanel* tile::kParts<T>;
 
 // Adds weights times values to a block's results.
 template <class T>
 void add_weighted_values(const uint16_t* weights, const uint16_t* values, int64_t dim,
-                         int64_t width, float* out, amx::Products<amx::kParts<T>>& job) {
-  constexpr int64_t kN = amx::kParts<T>, kStep = kN * kTile;
+                         int64_t width, float* out, tile::Products<tile::kParts<T>>& job) {
+  constexpr int64_t kN = tile::kParts<T>, kStep = kN * kTile;
   const int64_t across = dim / kSide;
   job.left = weights;
   job.left_lower = kSide * kWeightRow<T>;
@@ -169,7 +170,7 @@ void add_weighted_values(const uint16_t* weights, const uint16_t* values, int64_
 // the scores of the one after, and a line of the rows ahead per query.
 template <class T>
 struct Beside {
-  amx::Products<amx::kParts<T>> values, scores;
+  tile::Products<tile::kParts<T>> values, scores;
   Ahead& ahead;
 
   void advance() {
@@ -210,14 +211,14 @@ __m512 largest(const PanelBits& bits, int64_t first_row, float* scores) {
     }
     _mm512_store_ps(rows + r * kSide, top);
   }
-  return amx::row_maxima(rows);
+  return tile::row_maxima(rows);
 }
 
 // Brings sums and values of 16 queries from their old references to new ones.
 template <class T>
 void rescale(__m512 old, __m512 reference, int64_t dim, float* sums, float* out) {
   alignas(64) float shrink[kSide];
-  _mm512_store_ps(shrink, amx::exp2<amx::kParts<T>>(_mm512_sub_ps(old, reference)));
+  _mm512_store_ps(shrink, tile::exp2<tile::kParts<T>>(_mm512_sub_ps(old, reference)));
   for (int64_t r = 0; r < kSide; ++r) {
     const __m512 by = _mm512_set1_ps(shrink[r]);
     float* sum = sums + r * kSide;
@@ -233,7 +234,7 @@ template <class T, int kVectors, bool kDrop>
 void online_softmax(const PanelBits& bits, float factor, int64_t dim, Beside<T>& beside,
                     float* scores, uint16_t* weights, const BlockRows& rows) {
   const auto [tops, sums, out] = rows;
-  constexpr int kN = amx::kParts<T>;
+  constexpr int kN = tile::kParts<T>;
   const __m512 none = _mm512_set1_ps(kMinusInfinity), scale = _mm512_set1_ps(factor);
   alignas(64) float references[kBlock];
   for (int64_t row = 0; row < kBlock; row += kSide) {
@@ -260,15 +261,15 @@ void online_softmax(const PanelBits& bits, float factor, int64_t dim, Beside<T>&
 #pragma GCC unroll 2
     for (int n = 0; n < kVectors; n += 2) {
       const float* at = scores + r * kPanel + n * kSide;
-      __m512 low = amx::exp2<kN>(_mm512_fmsub_ps(_mm512_load_ps(at), scale, own));
-      __m512 high = amx::exp2<kN>(_mm512_fmsub_ps(_mm512_load_ps(at + kSide), scale, own));
+      __m512 low = tile::exp2<kN>(_mm512_fmsub_ps(_mm512_load_ps(at), scale, own));
+      __m512 high = tile::exp2<kN>(_mm512_fmsub_ps(_mm512_load_ps(at + kSide), scale, own));
       sum = _mm512_add_ps(sum, _mm512_add_ps(low, high));
       if constexpr (kDrop) {
         low = _mm512_maskz_mov_ps(lanes(bits.kept[r], n), low);
         high = _mm512_maskz_mov_ps(lanes(bits.kept[r], n + 1), high);
       }
       __m512i part[kN];
-      amx::split<kN>(low, high, part);
+      tile::split<kN>(low, high, part);
       for (int i = 0; i < kN; ++i) {
         _mm512_store_si512(weights + r * kWeightRow<T> + (n / 2 * kN + i) * kTerms, part[i]);
       }
@@ -294,20 +295,20 @@ void finish(const AttentionForward<T>& call, const QueryPlace& place, int64_t di
   for (int64_t row = 0; row < count; ++row) {
     const int64_t r = row % kSide;
     if (r == 0) {
-      const __m512 total = amx::row_sums(sums + row * kSide);
+      const __m512 total = tile::row_sums(sums + row * kSide);
       const __mmask16 some = _mm512_cmp_ps_mask(total, _mm512_setzero_ps(), _CMP_NEQ_UQ);
       const __m512 top = _mm512_mul_ps(_mm512_load_ps(tops + row), _mm512_set1_ps(kLn2));
       _mm512_store_ps(
-          logs, _mm512_mask_add_ps(_mm512_set1_ps(kMinusInfinity), some, top, amx::log(total)));
+          logs, _mm512_mask_add_ps(_mm512_set1_ps(kMinusInfinity), some, top, tile::log(total)));
       _mm512_store_ps(factors, _mm512_maskz_div_ps(some, keep, total));
     }
     const __m512 factor = _mm512_set1_ps(factors[r]);
     const float* from = out + row / kSide * kSide * dim + r * kSide;
     T* to = call.out.at(b, first + row, h);
     for (int64_t d = 0; d < p.value_size(); d += 32, from += 2 * kResult) {
-      amx::store_row(_mm512_mul_ps(_mm512_load_ps(from), factor),
-                     _mm512_mul_ps(_mm512_load_ps(from + kResult), factor), p.value_size() - d,
-                     to + d);
+      tile::store_row(_mm512_mul_ps(_mm512_load_ps(from), factor),
+                      _mm512_mul_ps(_mm512_load_ps(from + kResult), factor), p.value_size() - d,
+                      to + d);
     }
     if (call.lse != nullptr) {
       call.lse[(b * p.heads + h) * p.queries + first + row] = logs[r];
@@ -358,7 +359,7 @@ struct Block {
 template <class T>
 void block(const AttentionForward<T>& call, const Plan& plan, const Buffers<T>& buffers,
            const Block& of, const KeyStretch& keys, Ahead& ahead) {
-  constexpr int64_t kN = amx::kParts<T>;
+  constexpr int64_t kN = tile::kParts<T>;
   const auto [b, h, first_query] = of.place;
   const Cover& cover = of.cover;
   const BlockRows& own = of.rows;
@@ -367,9 +368,9 @@ void block(const AttentionForward<T>& call, const Plan& plan, const Buffers<T>& 
   const int64_t count = std::min(kBlock, p.queries - first_query);
   Panels panels(cover, keys.first, keys.end);
   if (!panels.next()) return;
-  const amx::Rows<T> rows{
+  const tile::Rows<T> rows{
       {call.q.at(b, first_query, h), call.q.token}, count, p.head_dim, nullptr, p.scale < 0};
-  amx::pack_left(rows, kBlock, plan.dim, buffers.queries);
+  tile::pack_left(rows, kBlock, plan.dim, buffers.queries);
   ahead.of_block({call.out.at(b, first_query, h), call.out.token, count, p.value_size()},
                  {call.q.at(b, first_query + count, h), call.q.token,
                   std::min(kBlock, p.queries - first_query - count), p.head_dim});
@@ -381,6 +382,7 @@ void block(const AttentionForward<T>& call, const Plan& plan, const Buffers<T>& 
   };
   const auto packed = [&](int64_t key) { return (key - keys.first) * plan.dim * kN; };
   Beside<T> beside{{}, {}, ahead};
+  beside.values.unit = beside.scores.unit = plan.unit;
   score<T>(buffers.queries, buffers.keys + packed(panels.key), plan.dim, panels.width, scores_of(0),
            beside.scores);
   beside.scores.finish();
@@ -422,9 +424,9 @@ void pack_stretch(const AttentionForward<T>& call, const Plan& plan, int64_t b,
                   const Buffers<T>& buffers) {
   const int64_t rows = stretch.end - stretch.first, padded = round_up(rows, kTerms);
   const uint8_t* const mask = tile_mask(call.p, b, stretch.first);
-  amx::pack_right<Place>({keys, rows, call.p.head_dim, mask}, padded, plan.dim, buffers.keys);
-  amx::pack_pairs<Place>({values, rows, call.p.value_size(), mask}, padded, plan.dim,
-                         buffers.values);
+  tile::pack_right<Place>({keys, rows, call.p.head_dim, mask}, padded, plan.dim, buffers.keys);
+  tile::pack_pairs<Place>({values, rows, call.p.value_size(), mask}, padded, plan.dim,
+                          buffers.values);
 }
 
 // Keys and values from `first` on are packed next.
@@ -443,7 +445,7 @@ template <class T>
 void range(const AttentionForward<T>& call, const Plan& plan, const SegmentRange* ranges,
            const Plan::Item& item, const Plan::Item* next, const Buffers<T>& buffers) {
   const AttentionProblem& p = call.p;
-  const AmxTiles tiles;
+  const tile::Session session(plan.unit);
   const Band band(p);
   const auto [b, kv_head, first_query, queries] = item;
   const int64_t blocks = divide_up(queries, kBlock);
@@ -460,8 +462,8 @@ void range(const AttentionForward<T>& call, const Plan& plan, const SegmentRange
                    KeyRows<T>(call.v, p.value_blocks, b, key, kv_head), buffers);
     } else {
       pack_stretch(call, plan, b, {key, stop},
-                   amx::EvenRows<T>{call.k.at(b, key, kv_head), call.k.token},
-                   amx::EvenRows<T>{call.v.at(b, key, kv_head), call.v.token}, buffers);
+                   tile::EvenRows<T>{call.k.at(b, key, kv_head), call.k.token},
+                   tile::EvenRows<T>{call.v.at(b, key, kv_head), call.v.token}, buffers);
     }
     if (stop < end) {
       expect(call, plan, item, stop, ahead);
