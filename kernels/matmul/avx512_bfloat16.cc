@@ -95,7 +95,8 @@ const Kernel& avx512_bfloat16_kernel() {
                                  .a = {pack_rows<kRows>, pack_columns<kRows>},
                                  .b = {pack_rows<kColumns>, pack_columns<kColumns>},
                                  .multiply = multiply_panels<PairOp, kRows, kWord>,
-                                 .store_bfloat16 = store_bfloat16_avx512};
+                                 .store_bfloat16 = store_bfloat16_avx512,
+                                 .store_float = store_float_avx512};
   return kernel;
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "kernels/avx512_words.h"
 #include "kernels/matmul/kernel.h"
 #include "kernels/matmul/pack_avx512.h"
 
@@ -47,6 +48,29 @@ void pack_columns(const PackCall& call) {
 
 }  // namespace
 
+void store_float_avx512(const StoreCall& call) {
+  const auto lower = first_lanes<__mmask16>(call.columns),
+             upper = first_lanes<__mmask16>(call.columns - 16);
+  const auto* bias = static_cast<const float*>(call.bias);
+  __m512 bias0 = _mm512_setzero_ps(), bias1 = bias0;
+  if (bias != nullptr) {
+    bias0 = _mm512_maskz_loadu_ps(lower, bias);
+    if (upper != 0) bias1 = _mm512_maskz_loadu_ps(upper, bias + 16);
+  }
+  const float* sums = call.sums;
+  auto* c = static_cast<float*>(call.c);
+  for (int64_t i = 0; i < call.rows; ++i, sums += call.sums_stride, c += call.c_stride) {
+    // Sums of few columns may end behind them.
+    __m512 v0 = _mm512_maskz_loadu_ps(lower, sums), v1 = _mm512_maskz_loadu_ps(upper, sums + 16);
+    if (bias != nullptr) {
+      v0 = _mm512_add_ps(v0, bias0);
+      v1 = _mm512_add_ps(v1, bias1);
+    }
+    _mm512_mask_storeu_ps(c, lower, v0);
+    if (upper != 0) _mm512_mask_storeu_ps(c + 16, upper, v1);
+  }
+}
+
 const Kernel& avx512_float_kernel() {
   static constexpr Kernel kernel{.rows = kRows,
                                  .columns = kColumns,
@@ -56,7 +80,8 @@ const Kernel& avx512_float_kernel() {
                                  .chunk = kAcrossChunk,
                                  .a = {pack_rows<kRows>, pack_columns<kRows>},
                                  .b = {pack_rows<kColumns>, pack_columns<kColumns>},
-                                 .multiply = multiply_panels<FloatOp, kRows, 1>};
+                                 .multiply = multiply_panels<FloatOp, kRows, 1>,
+                                 .store_float = store_float_avx512};
   return kernel;
 }
 

@@ -83,7 +83,8 @@ struct MultiplyCall {
   ResultLines results = {};
 };
 
-// The plain end of a bf16 product: c = bf16(sums + bias), bias may be null. Strides in elements.
+// The plain end of a product: c = sums + bias in the type of both; bias may be null. Strides in
+// elements.
 struct StoreCall {
   const float* sums = nullptr;
   int64_t sums_stride = 0;
@@ -135,8 +136,9 @@ struct Kernel {
   int64_t few_rows = 0;
   Packing a, b;
   void (*multiply)(const MultiplyCall&) = nullptr;
-  // Of bf16 kernels on CPUs that convert in one instruction; null elsewhere.
+  // Plain ends in bf16, of CPUs that convert in one instruction, and in fp32; or null.
   void (*store_bfloat16)(const StoreCall&) = nullptr;
+  void (*store_float)(const StoreCall&) = nullptr;
 };
 
 // Each describes a kernel; whether this CPU can run it is matmul.cc's to ask.
@@ -145,6 +147,7 @@ const Kernel& amx_float32_kernel();
 const Kernel& avx512_bfloat16_kernel();
 void store_bfloat16_avx512(const StoreCall& call);
 const Kernel& avx512_float_kernel();
+void store_float_avx512(const StoreCall& call);
 const Kernel& avx2_float_kernel();
 const Kernel& portable_float_kernel();
 

@@ -62,6 +62,15 @@ gemm::Operand operand(const Matmul& p, const MatmulInput& input, bool along_k,
   return result;
 }
 
+// What stores finished sums where nothing but a bias is added to them; null: gemm::finish_part.
+auto plain_store(const Matmul& p, const gemm::Kernel& kernel) {
+  const bool plain = p.alpha == 1 && !p.accumulate && !p.activation;
+  const bool bias_alike = p.bias == nullptr || p.in == p.out;
+  if (!plain || !bias_alike) return decltype(kernel.store_float){nullptr};
+  if (p.out == MatmulType::kBFloat16) return kernel.store_bfloat16;
+  return p.out == MatmulType::kFloat32 ? kernel.store_float : nullptr;
+}
+
 void multiply(const Matmul& p, const gemm::Kernel& kernel, ThreadPool& pool) {
   const int64_t size = gemm::element_size(p.out);
   const gemm::BlockedProduct product{.m = p.m,
@@ -71,17 +80,15 @@ void multiply(const Matmul& p, const gemm::Kernel& kernel, ThreadPool& pool) {
                                      .b = operand(p, p.b, p.b.transposed, kernel, kernel.b),
                                      .c = {p.c, p.c_stride, size},
                                      .pre = {p.pre, p.pre_stride, size}};
-  const bool plain = kernel.store_bfloat16 != nullptr && p.out == MatmulType::kBFloat16 &&
-                     p.alpha == 1 && !p.accumulate && !p.activation;
+  const auto store = plain_store(p, kernel);
   gemm::multiply_blocked(kernel, product, pool, [&](const gemm::FinishedSums& part) {
-    if (plain) {
-      constexpr int64_t kSize = 2;
+    if (store != nullptr) {
       const auto* bias = static_cast<const std::byte*>(p.bias);
-      return kernel.store_bfloat16(
+      return store(
           {.sums = part.sums,
            .sums_stride = part.stride,
-           .bias = bias != nullptr ? bias + part.column * kSize : nullptr,
-           .c = static_cast<std::byte*>(p.c) + (part.row * p.c_stride + part.column) * kSize,
+           .bias = bias != nullptr ? bias + part.column * size : nullptr,
+           .c = static_cast<std::byte*>(p.c) + (part.row * p.c_stride + part.column) * size,
            .c_stride = p.c_stride,
            .rows = part.rows,
            .columns = part.columns});

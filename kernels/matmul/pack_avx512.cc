@@ -8,6 +8,10 @@
 #include <hwy/base.h>
 #include <immintrin.h>
 
+#include <algorithm>
+#include <array>
+#include <utility>
+
 #include "kernels/avx512_words.h"
 
 HWY_PUSH_ATTRIBUTES("avx512f,avx512bw,avx512dq,avx512vl")
@@ -31,6 +35,22 @@ __m512i lanes(const uint8_t* r0, const uint8_t* r1, const uint8_t* r2, const uin
   return _mm512_inserti32x4(v, load(r3), 3);
 }
 
+// What is wanted soon of a row, or of one that the next chunk begins with; it may lie behind the
+// end.
+void prefetch_row(const void* row, int64_t bytes_ahead) {
+  _mm_prefetch(static_cast<const char*>(row) + bytes_ahead, _MM_HINT_T0);
+}
+
+// 4 x 16 words, four rows to a register, transposed.
+void transpose_4x16(__m512i* r) {
+  const __m512i t0 = _mm512_unpacklo_epi32(r[0], r[1]), t1 = _mm512_unpackhi_epi32(r[0], r[1]);
+  const __m512i t2 = _mm512_unpacklo_epi32(r[2], r[3]), t3 = _mm512_unpackhi_epi32(r[2], r[3]);
+  r[0] = _mm512_unpacklo_epi64(t0, t2);
+  r[1] = _mm512_unpackhi_epi64(t0, t2);
+  r[2] = _mm512_unpacklo_epi64(t1, t3);
+  r[3] = _mm512_unpackhi_epi64(t1, t3);
+}
+
 // The 16 x 16 words of rows[0..15] transposed, `stored` words of each result row written, the rows
 // `step` bytes apart; only `count` result rows.
 void transpose_rows_16x16(const uint8_t* const* rows, uint8_t* to, int64_t step, __mmask16 stored,
@@ -42,17 +62,50 @@ void transpose_rows_16x16(const uint8_t* const* rows, uint8_t* to, int64_t step,
     for (int i = 0; i < 4; ++i) {
       r[i] = lanes(rows[i] + at, rows[4 + i] + at, rows[8 + i] + at, rows[12 + i] + at);
     }
-    const __m512i t0 = _mm512_unpacklo_epi32(r[0], r[1]), t1 = _mm512_unpackhi_epi32(r[0], r[1]);
-    const __m512i t2 = _mm512_unpacklo_epi32(r[2], r[3]), t3 = _mm512_unpackhi_epi32(r[2], r[3]);
-    const __m512i out[4] = {_mm512_unpacklo_epi64(t0, t2), _mm512_unpackhi_epi64(t0, t2),
-                            _mm512_unpacklo_epi64(t1, t3), _mm512_unpackhi_epi64(t1, t3)};
+    transpose_4x16(r);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
       if (quarter * 4 + i < count) {
-        _mm512_mask_storeu_epi32(to + (quarter * 4 + i) * step, stored, out[i]);
+        _mm512_mask_storeu_epi32(to + (quarter * 4 + i) * step, stored, r[i]);
       }
     }
   }
+}
+
+// Whole lines of kRows rows `stride` bytes apart and of zeros for the rest of 16, `stored` words of
+// each result row written. Without a table of rows, whose addresses would take as long as their
+// words.
+template <int kRows>
+void transpose_lines(const uint8_t* from, int64_t stride, int64_t lines, uint8_t* to, int64_t step,
+                     __mmask16 stored) {
+  constexpr int64_t kAhead = 8;  // lines
+  const uint8_t* const fourth[4] = {from, from + 4 * stride, from + 8 * stride, from + 12 * stride};
+  const auto row = [&](int i, int64_t at) __attribute__((always_inline)) {
+    return i < kRows ? fourth[i / 4] + i % 4 * stride + at : kZeros;
+  };
+  for (int64_t line = 0; line < lines; ++line) {
+    // Behind the end of these rows come the next.
+    int64_t ahead = (line + kAhead) * kLine;
+    if (line + kAhead >= lines) ahead += kRows * stride - lines * kLine;
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) prefetch_row(row(i, ahead), 0);
+#pragma GCC unroll 4
+    for (int quarter = 0; quarter < 4; ++quarter, to += 4 * step) {
+      const int64_t at = line * kLine + quarter * 16;
+      __m512i r[4];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        r[i] = lanes(row(i, at), row(4 + i, at), row(8 + i, at), row(12 + i, at));
+      }
+      transpose_4x16(r);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) _mm512_mask_storeu_epi32(to + i * step, stored, r[i]);
+    }
+  }
+}
+template <size_t... kLess>
+constexpr auto transpose_lines_of(std::index_sequence<kLess...>) {
+  return std::array{transpose_lines<static_cast<int>(kLess) + 1>...};
 }
 
 // `copy` receives the first `bytes` bytes of 16 rows, zeros after them; `rows` then points there.
@@ -61,12 +114,6 @@ void copy_short_rows(const uint8_t** rows, int64_t bytes, uint8_t (*copy)[kLine]
     _mm512_store_si512(copy[i], _mm512_maskz_loadu_epi8(first_lanes<__mmask64>(bytes), rows[i]));
     rows[i] = copy[i];
   }
-}
-
-// What is wanted soon of a row, or of one that the next chunk begins with; it may lie behind the
-// end.
-void prefetch_row(const void* row, int64_t bytes_ahead) {
-  _mm_prefetch(static_cast<const char*>(row) + bytes_ahead, _MM_HINT_T0);
 }
 
 }  // namespace
@@ -78,7 +125,16 @@ void transpose_words_avx512(const TransposeWords& call) {
   for (int64_t first = 0; first < call.panel_width; first += 16) {
     const __mmask16 stored = first_lanes<__mmask16>(call.panel_width - first);
     auto* to = static_cast<uint8_t*>(call.to) + first * 4;
-    for (int64_t at = 0; at < call.words * 4; at += kLine) {
+    const int64_t there = std::min<int64_t>(call.width - first, 16);
+    int64_t begin = 0;
+    if (there > 0) {
+      static constexpr auto kLines = transpose_lines_of(std::make_index_sequence<16>());
+      const int64_t lines = std::min(call.bytes, call.words * 4) / kLine;
+      kLines[static_cast<size_t>(there - 1)](from + first * call.stride_bytes, call.stride_bytes,
+                                             lines, to, step, stored);
+      begin = lines * kLine;
+    }
+    for (int64_t at = begin; at < call.words * 4; at += kLine) {
       const uint8_t* rows[16];
       for (int64_t i = 0; i < 16; ++i) {
         const bool exists = first + i < call.width && at < call.bytes;
@@ -94,23 +150,32 @@ void transpose_words_avx512(const TransposeWords& call) {
   }
 }
 
-void copy_floats_avx512(const PackCall& call, int64_t panel_width) {
+namespace {
+
+// kVectors vectors of each row; the last of them may be less than whole.
+template <int kVectors>
+void copy_vectors(const PackCall& call, int64_t panel_width) {
   const auto* from = static_cast<const float*>(call.from);
   auto* to = static_cast<float*>(call.to);
-  const __mmask16 read0 = first_lanes<__mmask16>(call.width),
-                  read1 = first_lanes<__mmask16>(call.width - 16);
-  const __mmask16 write0 = first_lanes<__mmask16>(panel_width);
+  constexpr int64_t kWhole = (kVectors - 1) * 16;
+  const auto read_first = first_lanes<__mmask16>(call.width);
+  const auto read_last = first_lanes<__mmask16>(call.width - kWhole);
+  const auto write_last = first_lanes<__mmask16>(panel_width - kWhole);
   const int64_t ahead = kAcrossChunk * call.stride * 4;
   for (int64_t k = 0; k < call.depth; ++k, from += call.stride, to += panel_width) {
     prefetch_row(from, ahead);
-    if (panel_width > 16) prefetch_row(from, ahead + kLine);
-    _mm512_mask_storeu_ps(to, write0, _mm512_maskz_loadu_ps(read0, from));
-    if (panel_width > 16) {
-      const __m512 upper =
-          call.width > 16 ? _mm512_maskz_loadu_ps(read1, from + 16) : _mm512_setzero_ps();
-      _mm512_mask_storeu_ps(to + 16, first_lanes<__mmask16>(panel_width - 16), upper);
+    if constexpr (kVectors == 2) {
+      prefetch_row(from, ahead + kLine);
+      _mm512_storeu_ps(to, _mm512_maskz_loadu_ps(read_first, from));
     }
+    _mm512_mask_storeu_ps(to + kWhole, write_last, _mm512_maskz_loadu_ps(read_last, from + kWhole));
   }
+}
+
+}  // namespace
+
+void copy_floats_avx512(const PackCall& call, int64_t panel_width) {
+  panel_width > 16 ? copy_vectors<2>(call, panel_width) : copy_vectors<1>(call, panel_width);
 }
 
 void interleave_pairs_avx512(const PackCall& call, int64_t panel_width, int64_t pairs) {
