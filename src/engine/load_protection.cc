@@ -85,13 +85,14 @@ void LoadProtection::next(const CheckpointReader& reader, LoadParts& parts) {
   kept_.expect(overwritten_bytes(open.first(open.size() - late)));
   std::span<const TensorTarget> part;
   if (late > 0) {
-    part = parts.check(late, LoadParts::kMostBytes);
+    part = parts.check(late, parts.bytes_of_part());
     reader.check_all(part);
   } else {
-    const bool known = seconds_ > 0;
+    // While memory is still to come, it is looked at again soon.
+    const bool known = seconds_ > 0, all_there = kept_.ready() >= overwritten_bytes(open);
     part = parts.take(
-        known ? LoadParts::kMostBytes
-              : std::clamp(kept_.ready(), LoadParts::kFirstBytes, LoadParts::kMostBytes));
+        known ? (all_there ? parts.bytes_of_part() : LoadParts::kUsualBytes)
+              : std::clamp(kept_.ready(), LoadParts::kFirstBytes, LoadParts::kUsualBytes));
     reader.read_all(part, [this](std::span<std::byte> memory) { kept_.keep(memory); });
   }
   seconds_ += watch.seconds() - (kept_.waited() - waited);

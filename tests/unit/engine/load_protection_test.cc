@@ -3,9 +3,11 @@
 #include "engine/load_protection.h"
 
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <random>
+#include <thread>
 
 #include "engine_world.h"
 #include "fresh_seed.h"
@@ -240,6 +242,38 @@ TEST(OverwrittenMemory, OverlappingPlacesComeBackAsTheyWere) {
     error_of(Code::kInternal, [&] {
       for (int i = 0; i < 50; ++i) kept.keep(memory);
     });
+  }
+}
+
+// The bounds are of the time that surely was within, and of all that the test saw.
+TEST(LoadParts, LastHalfASecondAtTheRateSoFar) {
+  constexpr int64_t kMost = int64_t{1} << 32;
+  TensorRecord record;
+  record.meta.dtype = DType::kFloat32;
+  record.meta.shape = {1 << 22};  // 16 MiB
+  std::vector<TensorTarget> targets(64);
+  for (TensorTarget& target : targets) target.tensor = &record;
+  CallControl control;
+  for (const int milliseconds : {0, 200}) {
+    const Stopwatch outside;
+    LoadParts parts(control, targets);
+    parts.begin();
+    ASSERT_TRUE(parts.next());
+    EXPECT_EQ(parts.bytes_of_part(), LoadParts::kFirstBytes);
+    const Stopwatch inside;
+    int64_t moved = LoadParts::bytes_of(parts.take());
+    EXPECT_EQ(moved, LoadParts::kFirstBytes);
+    moved += LoadParts::bytes_of(parts.check(4, LoadParts::kFirstBytes));
+    EXPECT_EQ(moved, 2 * LoadParts::kFirstBytes);
+    std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+    const double least = inside.seconds();
+    const int64_t part = parts.bytes_of_part();
+    const auto in_half_a_second = [&](double seconds) {
+      const double bytes = static_cast<double>(moved) / std::max(seconds, 1e-3) / 2;
+      return std::clamp(bytes, double{LoadParts::kFirstBytes}, double{kMost});
+    };
+    EXPECT_LE(static_cast<double>(part), in_half_a_second(least) + 1);
+    EXPECT_GE(static_cast<double>(part), in_half_a_second(outside.seconds()) - 1);
   }
 }
 
