@@ -78,15 +78,15 @@ void transpose_rows_16x16(const uint8_t* const* rows, uint8_t* to, int64_t step,
 template <int kRows>
 void transpose_lines(const uint8_t* from, int64_t stride, int64_t lines, uint8_t* to, int64_t step,
                      __mmask16 stored) {
-  constexpr int64_t kAhead = 8;  // lines
+  const int64_t distance = std::min<int64_t>(8, lines);  // of what is fetched ahead
   const uint8_t* const fourth[4] = {from, from + 4 * stride, from + 8 * stride, from + 12 * stride};
   const auto row = [&](int i, int64_t at) __attribute__((always_inline)) {
     return i < kRows ? fourth[i / 4] + i % 4 * stride + at : kZeros;
   };
   for (int64_t line = 0; line < lines; ++line) {
     // Behind the end of these rows come the next.
-    int64_t ahead = (line + kAhead) * kLine;
-    if (line + kAhead >= lines) ahead += kRows * stride - lines * kLine;
+    int64_t ahead = (line + distance) * kLine;
+    if (line + distance >= lines) ahead += kRows * stride - lines * kLine;
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) prefetch_row(row(i, ahead), 0);
 #pragma GCC unroll 4

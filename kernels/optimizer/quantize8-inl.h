@@ -50,7 +50,6 @@ struct Decoder {
   const DI di;
   const VF scale = hn::LoadU(d, kSlots<kSigned>.scale);
   const VF offset = hn::LoadU(d, kSlots<kSigned>.offset);
-  const VI top = hn::Set(di, kMap<kSigned>.codes);
 
   // The fraction that a code from 0 on stands for.
   HWY_INLINE VF fraction(VI code) const {

@@ -51,8 +51,8 @@ class LoadParts {
     begun_ = true;
     return true;
   }
-  // What moves in half a second at the rate so far: between parts the disk waits some ten
-  // milliseconds, and the caller's word is waited for as long as a part takes.
+  // What moves in half a second at the rate so far. Between parts the disk idles for some ten
+  // milliseconds, so they should not be short; a load ends only between them, so not long either.
   int64_t bytes_of_part() const {
     constexpr double kSeconds = 0.5, kMostBytes = int64_t{1} << 32;
     if (moved_ == 0) return kFirstBytes;
